@@ -65,7 +65,7 @@ def as_calls(graph_module: fx.GraphModule) -> Boxed:
 def row_by_row(call: Boxed) -> Boxed:
     """A backward that a map over several gradients at once runs for one after the other.
 
-        torch.autograd.grad(y, x, gradients, is_grads_batched=True)
+    torch.autograd.grad(y, x, gradients, is_grads_batched=True)
     """
 
     def run(args: list[Any]) -> Any:

@@ -120,7 +120,7 @@ def _with(statement: Statement, now: Rewriter) -> Statement:
 
 
 def _overwrites(store: Store, place: tuple[str, Any], value: Value) -> bool:
-    """Whether a store may change what is known: the element at `place`, or memory from which `value` or the place is computed."""
+    """Whether a store may change what is known: the element at `place`, or memory that `value` or the place reads."""
     if _reads(value, store.buffer) or _reads(Number(place[1], torch.int64), store.buffer):
         return True
     away = sub(place[1], store.indices[0])
