@@ -4,7 +4,8 @@ Metadata of some operators promotes what their kernels do not: the result is mad
 
     mse_loss_backward(grad: float64, x: float32, y: float64, mean)       fake: float64      eager: float32
 
-torch 2.11 has the indices and counts of `unique` in the dtype of its elements; the kernels give int64.
+torch 2.11 has the indices and counts of `unique` and `bincount` in the dtype of their elements; the kernels give int64,
+and sums of weights in float32 or float64.
 
 A call that gives another dtype than was told is memory read as something else.
 """
@@ -51,6 +52,8 @@ def of_eagers_dtype(target: Any, args: Sequence[Any], kwargs: dict[str, Any], re
         return result[0], *(_in(torch.int64, x) for x in result[1:])
     if not isinstance(result, torch.Tensor):
         return result
+    if compat.packet_name(target) == "bincount":
+        return _in(_of_counts(_tensors(target, args, kwargs).get("weights")), result)
     if compat.packet_name(target) not in _OPERANDS:
         return result
     dtype = _dtype(_OPERANDS[compat.packet_name(target)], _tensors(target, args, kwargs))
@@ -59,6 +62,12 @@ def of_eagers_dtype(target: Any, args: Sequence[Any], kwargs: dict[str, Any], re
 
 def _in(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == dtype else x.new_empty_strided(x.shape, x.stride(), dtype=dtype)
+
+
+def _of_counts(weights: torch.Tensor | None) -> torch.dtype:
+    if weights is None:
+        return torch.int64
+    return torch.float32 if weights.dtype == torch.float32 else torch.float64
 
 
 def _with_sums_of(result: Any) -> Any:

@@ -115,3 +115,16 @@ def test_metadata_of_unique_is_corrected():
         told = tuple(torch.empty(3, dtype=torch.int16) for _ in range(3))
         found = corrected(aten._unique2.default, (told[0], True, True, True), {}, told)
     assert [x.dtype for x in found] == [torch.int16, torch.int64, torch.int64]
+
+
+@pytest.mark.parametrize("weights", [None, torch.int64, *FLOATS])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_metadata_of_counts_is_corrected(dtype, weights):
+    """torch 2.11 tells the dtype of what is counted."""
+    x = torch.tensor([1, 4, 1]).to(dtype)
+    given = [x] if weights is None else [x, torch.tensor([1, 2, 3]).to(weights)]
+    mode = new_fake_mode(None)
+    with mode:
+        fakes = [mode.from_tensor(y) for y in given]
+        found = corrected(aten.bincount.default, fakes, {}, torch.empty(5, dtype=dtype))
+    assert found.dtype == aten.bincount.default(*given).dtype
