@@ -213,6 +213,65 @@ def test_terms_that_cancel_may_leave_a_rounding_of_what_is_around():
     assert kind(both(zeros + 2e-5), both(zeros), *moved) == "values"
 
 
+def test_terms_that_cancel_in_double_precision_are_as_far_off_as_eagers_worst():
+    zeros, off = torch.zeros(4), torch.tensor([0.0, 0.0, 0.0, 0.1])
+    runs = [("double", seen(zeros.double() + 1e-15, torch.ones(1))), ("perturbed", seen(off, torch.ones(1)))]
+    one = torch.ones(1)
+    assert kind(seen(zeros + 0.2, one), seen(zeros, one), *runs) is None
+    assert kind(seen(zeros + 0.5, one), seen(zeros, one), *runs) == "values"
+
+
+def test_zeros_in_place_of_no_gradient_come_last():
+    x = torch.ones(2)
+    ours, theirs = (replace(seen(x), gradients=[gradient]) for gradient in (torch.zeros(2), None))
+    runs = [("double", theirs), ("perturbed", theirs)]
+    assert kind(ours, theirs) == "zeros" and kind(replace(ours, outputs=[x + 1]), theirs, *runs) == "values"
+    assert kind(replace(ours, gradients=[x]), theirs) == "type"
+
+
+MASKED = """
+import torch
+
+CALLS = 1
+
+def given(call):
+    return [torch.zeros(1, 4).to(torch.float16)]
+
+def program(x0):
+    v0 = x0.masked_fill(x0 == 0, torch.finfo(x0.dtype).min)
+    return (v0 - v0.logsumexp(-1, keepdim=True)).exp()
+"""
+BITS = """
+import torch
+
+CALLS = 1
+
+def given(call):
+    return [torch.tensor([0.3, 1.0])]
+
+def program(x0):
+    return x0.exp().view(torch.int32), (x0.exp() * 1e9).cos(), x0.log()
+"""
+
+
+def test_masks_are_the_same_in_double_precision():
+    """Half precision cannot tell the lowest number from another one 1.4 above it."""
+    loaded = load(MASKED, "cpu")
+    (_, double), *_ = _others(loaded, 0)
+    torch.testing.assert_close(double.outputs[0], torch.full((1, 4), 0.25, dtype=torch.float64))
+
+
+def test_functions_may_give_the_neighbour_of_their_result():
+    loaded = load(BITS, "cpu")
+    program = loaded.module.program
+    theirs = _observed(loaded, program, program, 0)
+    off = [theirs.outputs[0] + 1, theirs.outputs[1] * 0.5, theirs.outputs[2]]
+    others = list(_others(loaded, 0))
+    assert kind(replace(theirs, outputs=off), theirs, *others) is None
+    off[2] = off[2] + 1e-3  # of 1.0 the logarithm is exact
+    assert kind(replace(theirs, outputs=off), theirs, *others) == "values"
+
+
 def test_a_size_that_moves_says_nothing():
     x = torch.ones(3)
     runs = [("double", seen(x.double())), ("perturbed", seen(torch.ones(2)))]
