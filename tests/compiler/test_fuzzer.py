@@ -138,6 +138,8 @@ def test_kinds_of_differences():
     assert kind(seen(x, error=ValueError()), seen(x)) == "raises ValueError"
     assert kind(seen(x), seen(x, error=ValueError())) == "silent"
     assert kind(seen(x, error=ValueError()), seen(x, error=IndexError())) == "error type"
+    spoilt = seen(x, error=RuntimeError("modified by an inplace operation"))  # a backward that ours goes through with
+    assert kind(seen(x), spoilt) is None and kind(seen(x, error=TypeError()), spoilt) is None
 
 
 def test_what_eager_itself_may_give_is_right():

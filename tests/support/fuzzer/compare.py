@@ -48,9 +48,10 @@ def difference(ours: Any, theirs: Any, others: Others) -> Difference | None:
 
 
 def _errors(ours: BaseException | None, theirs: BaseException | None, others: Others) -> Difference | None:
-    if ours is None:  # what AOTAutograd makes functional no write can spoil
-        spoilt = "modified by an inplace operation" in str(theirs)
-        return None if spoilt else Difference("silent", f"nothing instead of {_told(theirs)}")
+    if "modified by an inplace operation" in str(theirs):  # what AOTAutograd makes functional no write can spoil
+        return None
+    if ours is None:
+        return Difference("silent", f"nothing instead of {_told(theirs)}")
     if theirs is None:
         kind = "raises " + _root(ours)
         return Difference(kind, _told(ours))

@@ -253,8 +253,13 @@ def _observed(
     how, seen = loaded.how, Seen()
     given = _narrowed if dtype is None else _doubled
     before = torch.get_default_dtype()
-    inputs = given(loaded, number)
-    torch.set_default_dtype(before)
+    try:
+        inputs = given(loaded, number)
+    except Exception as error:  # for some sizes there are no such inputs
+        seen.error = error
+        return seen
+    finally:
+        torch.set_default_dtype(before)
     inputs = placed(inputs, loaded.module.DEVICE, dtype, turn, step, views=bool(how["views"]))
     if isinstance(model, torch.nn.Module):
         model.zero_grad(set_to_none=True)
