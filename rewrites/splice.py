@@ -159,13 +159,13 @@ class Original:
     """
 
     def __init__(self, nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequence[fx.Node]) -> None:
-        self._graph = _matched(nodes, operands, outputs)
+        self._graph, self._constants = _matched(nodes, operands, outputs), _constants(nodes)
         self._made: fx.GraphModule | None = None
 
     def __call__(self, *values: Any) -> Any:
         """The results of the code for `values`, one for each operand."""
         if self._made is None:
-            self._made = fx.GraphModule(torch.nn.Module(), self._graph)
+            self._made = fx.GraphModule(self._constants, self._graph)
         return self._made(*values)
 
 
@@ -177,7 +177,13 @@ def subgraph(nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequenc
     Raises:
         RewriteError: another value that is computed outside the match is no operand.
     """
-    return fx.GraphModule(torch.nn.Module(), _matched(nodes, operands, outputs))
+    return fx.GraphModule(_constants(nodes), _matched(nodes, operands, outputs))
+
+
+def _constants(nodes: Sequence[fx.Node]) -> dict[str, Any]:
+    """The attributes of the program that are read among these nodes, by name: tensor literals."""
+    names = {str(node.target): node for node in nodes if node.op == "get_attr"}
+    return {name: getattr(node.graph.owning_module, name) for name, node in names.items()}
 
 
 def _matched(nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequence[fx.Node]) -> fx.Graph:

@@ -78,3 +78,13 @@ def test_operands_of_the_very_same_metadata_stay_apart():
     b.meta["val"] = a.meta["val"]
     traced = trace(lambda x, y: torch.relu(x) - y, [a, b])
     assert torch.equal(traced(X, X + 1), torch.relu(X) - (X + 1))
+
+
+def test_matched_code_that_reads_a_literal_of_the_program():
+    module = capture(lambda a: torch.relu(a * torch.tensor(3.0)), X)
+    nodes = [n for n in module.graph.nodes if n.op in ("get_attr", "call_function")]
+    assert nodes[0].op == "get_attr"
+    (a,) = module.graph.find_nodes(op="placeholder")
+    expected = torch.relu(X * 3)
+    assert torch.equal(subgraph(nodes, [a], [nodes[-1]])(X), expected)
+    assert torch.equal(Original(nodes, [a], [nodes[-1]])(X), expected)
