@@ -47,7 +47,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
     yield
     GARBAGE.collect()
-    assert not left_behind(), f"{item.nodeid} leaves its cache's folder to the tests that follow"
+    left = left_behind()
+    assert left is None, f"{item.nodeid} leaves the cache {left} to the tests that follow"
 
 
 def pytest_unconfigure() -> None:

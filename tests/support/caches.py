@@ -6,6 +6,7 @@ whoever compiled it, and takes longest.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,9 +38,13 @@ def cache_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def left_behind() -> bool:
-    """Whether the cache is not the session's though no test runs: it would be another one for all that follow."""
-    return bool(_FOLDERS) and str(cache_dir()) != next(iter(_FOLDERS))
+def left_behind() -> str | None:
+    """The cache's folder if it is not the session's, though no test runs; the tests that follow get the session's."""
+    left = str(cache_dir())
+    if not _FOLDERS or left == next(iter(_FOLDERS)):
+        return None
+    os.environ["REGRAFT_CACHE_DIR"] = next(iter(_FOLDERS))
+    return left
 
 
 def code_of_all_runs(cache: str | None = None) -> dict[str, str]:
