@@ -28,7 +28,7 @@ _LIKE: dict[str | None, str] = {
     ),
     "target": "binary_cross_entropy_with_logits",
     "mean": "normal",
-    None: "threshold_backward",
+    None: "threshold_backward hardtanh_backward",
 }
 _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 _UNIQUE = frozenset(("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"))
