@@ -59,8 +59,21 @@ def record(function: Callable[..., Any], inputs: Sequence[Any], level: Level) ->
             track_tensor_tree(list(inputs), placeholders, constant=None, tracer=tracer)
         results = map_aggregate(function(*inputs), lambda value: _recorded(value, tracer))
     tracer.create_node("output", "output", (tracer.create_arg(results),), {})
+    read_sizes_early(tracer.graph)
     tracer.graph.eliminate_dead_code(_stays)
     return fx.GraphModule(tracer.root, tracer.graph)
+
+
+def read_sizes_early(graph: fx.Graph) -> None:
+    """Read sizes of a tensor where it is made: recorded at their first use, they may follow a write to the sizes.
+
+    y = mm(a, b); y.squeeze_(1); size(y, 2)        ->        y = mm(a, b); size(y, 2); y.squeeze_(1)
+    """
+    inputs = graph.find_nodes(op="placeholder")
+    for target in SIZES:
+        for node in graph.find_nodes(op="call_function", target=target):
+            tensor = node.args[0]
+            (inputs[-1] if tensor.op == "placeholder" else tensor).append(node)
 
 
 def _contexts(tracer: Any, level: Level) -> list[AbstractContextManager[Any]]:

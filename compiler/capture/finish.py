@@ -9,6 +9,7 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.reason import Reason
+from ...rewrites.tracing import read_sizes_early
 from .autocast import SOURCE_META, wrap_without_autocast
 from .effects import has_effect
 
@@ -27,6 +28,7 @@ def finish(recording: fx.GraphModule, gm: fx.GraphModule) -> tuple[fx.GraphModul
     graph.set_codegen(fx.CodeGen())  # Inputs and outputs are flat.
     _adopt_placeholders(graph, gm.graph)
     _flatten_output(graph)
+    read_sizes_early(graph)
     wrap_without_autocast(graph)
     _detach_factories(graph)
     _drop_dead(graph)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.thorough import one_row_in, takes_turns
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn.attention.flex_attention import create_block_mask
@@ -239,4 +240,19 @@ def test_derivatives_by_parameters():
     model = Model()
     with regraft.coverage() as found:
         torch.testing.assert_close(torch.compile(model, backend="regraft")(X), model(X))
+    assert not found.fallbacks
+
+
+def test_sizes_of_what_is_squeezed_in_place():
+    """A layer of a single row is a product that is squeezed; its sizes are recorded where they are first used."""
+    first, second = torch.randn(5, 6), torch.randn(2, 5)
+
+    def program(first, second, x):
+        score = lambda first, row: F.linear(F.linear(row, first).tanh(), second).sum()  # noqa: E731
+        return vmap(grad(score), (None, 0))(first, x)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="regraft", dynamic=True)
+    with regraft.coverage() as found:
+        torch.testing.assert_close(compiled(first, second, X), program(first, second, X))
     assert not found.fallbacks
