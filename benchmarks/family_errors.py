@@ -2,11 +2,14 @@
 
     python benchmarks/family_errors.py --jobs 15 --budget 400 --json rows.jsonl
     python benchmarks/family_errors.py --device cpu --types mpt,bloom --seq 512
+    python benchmarks/family_errors.py --device simulated --seq 40
 
 Types are those of `transformers`, with two layers a stack, small widths, long rows (a bias that grows with the distance
 is rounded at a distance) and a padding mask. Outputs are in bfloat16, of weights rounded to it; gradients are taken
 under autocast, without dropout. Errors are relative, of all outputs or all gradients as one vector. Each type runs in
 a process of its own. Exit status: 1 if an error is more than 1.5 times eager's.
+
+A simulated GPU gets the graphs, templates and kernels of a Hopper GPU, and Triton's interpreter runs them on the CPU.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
 import torch
 import typer
 from gpu_errors import WORSE, Tensors, error, without_dropout
@@ -33,6 +38,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import regraft
 
+Errors = tuple[float, float]
 app = typer.Typer(add_completion=False, help=__doc__)
 SECONDS = 240  # that one type may take
 NOISE = 2e-3  # errors below it say nothing
@@ -95,7 +101,18 @@ def by_eager(run: Callable[..., Tensors], *given: Any) -> Tensors:
         raise EagerError(f"eager: {failed}") from failed
 
 
-def outputs(model: torch.nn.Module, inputs: dict[str, Any], device: str) -> tuple[float, float]:
+def backend_of(device: str) -> Callable[[], Any]:
+    """What makes the backend of a device."""
+    if device != "simulated":
+        return lambda: regraft.backend
+    import pytest
+    from support.simulated_gpu import SimulatedGpu
+
+    patches = pytest.MonkeyPatch()
+    return lambda: SimulatedGpu(patches, Path(tempfile.mkdtemp()))
+
+
+def outputs(model: torch.nn.Module, inputs: dict[str, Any], device: str, backend: Any, dynamic: Any) -> Errors:
     """Errors of outputs in bfloat16: eager's and regraft's."""
     low = copy.deepcopy(model).bfloat16().to(device)
     wide = copy.deepcopy(low).double()
@@ -106,11 +123,11 @@ def outputs(model: torch.nn.Module, inputs: dict[str, Any], device: str) -> tupl
             return [x.double() for x in floats(of(**given))]
 
     exact, eager = by_eager(run, wide, torch.float64), by_eager(run, low, torch.bfloat16)
-    compiled = torch.compile(low, backend=regraft.backend)
+    compiled = torch.compile(low, backend=backend(), dynamic=dynamic)
     return error(eager, exact), error(run(compiled, torch.bfloat16), exact)
 
 
-def gradients(model: torch.nn.Module, inputs: dict[str, Any], device: str) -> tuple[float, float]:
+def gradients(model: torch.nn.Module, inputs: dict[str, Any], device: str, backend: Any, dynamic: Any) -> Errors:
     """Errors of gradients under autocast: eager's and regraft's."""
     single = copy.deepcopy(model).to(device)
     wide = copy.deepcopy(single).double()
@@ -124,12 +141,12 @@ def gradients(model: torch.nn.Module, inputs: dict[str, Any], device: str) -> tu
 
     exact = by_eager(run, wide, wide, torch.float64, False)
     eager = by_eager(run, single, single, torch.float32, True)
-    compiled = torch.compile(single, backend=regraft.backend)
+    compiled = torch.compile(single, backend=backend(), dynamic=dynamic)
     return error(eager, exact), error(run(single, compiled, torch.float32, True), exact)
 
 
 @app.command()
-def one(kind: str, device: str = "cuda", seq: int = 384, mask: bool = True) -> None:
+def one(kind: str, device: str = "cuda", seq: int = 384, mask: bool = True, dynamic: bool = False) -> None:
     """Print the errors of one type as JSON: what `main` starts."""
     row: dict[str, Any] = {"type": kind}
     try:
@@ -138,10 +155,11 @@ def one(kind: str, device: str = "cuda", seq: int = 384, mask: bool = True) -> N
         row["not built"] = f"{failed}"[:100]
         print(json.dumps(row))
         return
+    backend, place = backend_of(device), "cuda" if device == "cuda" else "cpu"
     for what in (outputs, gradients):
         torch.compiler.reset()
         try:
-            row[what.__name__] = what(model, inputs, device)
+            row[what.__name__] = what(model, inputs, place, backend, dynamic or None)
         except EagerError as failed:
             row[what.__name__] = str(failed)[:100]
         except Exception as failed:
@@ -149,12 +167,11 @@ def one(kind: str, device: str = "cuda", seq: int = 384, mask: bool = True) -> N
     print(json.dumps(row), flush=True)
 
 
-def started(kind: str, device: str, seq: int, mask: bool, end: float) -> dict[str, Any]:
+def started(kind: str, device: str, seq: int, flags: list[str], end: float) -> dict[str, Any]:
     """The row of one type, from a process of its own."""
     if time.time() > end:
         return {"type": kind, "left out": True}
-    command = [sys.executable, __file__, "one", kind, "--device", device, "--seq", str(seq)]
-    command += [] if mask else ["--no-mask"]
+    command = [sys.executable, __file__, "one", kind, "--device", device, "--seq", str(seq), *flags]
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"REGRAFT_CACHE_DIR": folder}
         try:
@@ -180,18 +197,20 @@ def is_wrong(pair: Any) -> bool:
 @app.command()
 def main(
     types: Annotated[str, typer.Option(help="Types of `transformers`, by commas.")] = ",".join(TYPES.split()),
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    device: Annotated[str, typer.Option(help="cuda, cpu or simulated.")] = "cuda",
     seq: Annotated[int, typer.Option(help="Tokens of a row.")] = 384,
     mask: Annotated[bool, typer.Option(help="Give a padding mask.")] = True,
+    dynamic: Annotated[bool, typer.Option(help="All sizes of inputs are symbolic.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes at a time.")] = 1,
     budget: Annotated[float, typer.Option(help="Seconds after which no further types are begun.")] = 1e9,
     to: Annotated[str, typer.Option("--json", help="A file to which each type adds a line.")] = "",
 ) -> None:
     """Compare all types, and print those that are worse than eager."""
     end = time.time() + budget
+    flags = ["--mask" if mask else "--no-mask", "--dynamic" if dynamic else "--no-dynamic"]
     rows = []
     with ThreadPoolExecutor(jobs) as pool:
-        for row in pool.map(lambda kind: started(kind, device, seq, mask, end), types.split(",")):
+        for row in pool.map(lambda kind: started(kind, device, seq, flags, end), types.split(",")):
             rows.append(row)
             if to:
                 with Path(to).open("a", encoding="utf-8") as file:

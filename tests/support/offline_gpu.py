@@ -95,7 +95,9 @@ def moved(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     with value.fake_mode:  # type: ignore[attr-defined]
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_CUDA)
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_CUDA)
+        # Within a trace, `empty_strided` gives an expanded tensor elements of its own.
+        return made if made.stride() == value.stride() else made.as_strided(value.shape, value.stride())
 
 
 def elsewhere(given: Any) -> Any:

@@ -69,7 +69,7 @@ def kernels(module: fx.GraphModule) -> list[TritonTemplateKernel]:
     return [node.target for node in module.graph.nodes if isinstance(node.target, TritonTemplateKernel)]
 
 
-class _Interpreter(fx.Interpreter):
+class GraphInterpreter(fx.Interpreter):
     """Runs a graph that is on a GPU in name on tensors of the CPU."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ def _memory(tensor: torch.Tensor) -> torch.Tensor:
 def run(module: fx.GraphModule, inputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> list[Any]:
     """Results and gradients of a joint graph, its kernels interpreted."""
     with torch.no_grad():
-        return list(_Interpreter(module).run(*inputs, *tangents, enable_io_processing=False))
+        return list(GraphInterpreter(module).run(*inputs, *tangents, enable_io_processing=False))
 
 
 def eager(function: Callable[..., Any], inputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> list[Any]:
@@ -140,12 +140,14 @@ class TrainingBackend:
         self.graphs: dict[str, fx.GraphModule] = {}
 
     def __call__(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        made = _Training(module, inputs, self)
+        made = TrainingCompilation(module, inputs, self)
         self.records.append(made.record)
         return made._compile()
 
 
-class _Training(Compilation):
+class TrainingCompilation(Compilation):
+    """The compilation of one program, whose joint graph is on a GPU in name."""
+
     def __init__(self, module: fx.GraphModule, inputs: list[Any], told: TrainingBackend) -> None:
         super().__init__(module, inputs, told.options)
         self._told, self._prepared = told, self._stages.prepare
@@ -172,7 +174,7 @@ class _Training(Compilation):
             given = list(args)
             args.clear()
             with torch.no_grad():
-                return _Interpreter(module).run(*given)
+                return GraphInterpreter(module).run(*given)
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run

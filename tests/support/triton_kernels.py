@@ -77,7 +77,7 @@ def interpret(
 ) -> KernelSource:
     """Run a kernel on tensors by name, in place."""
     source = kernel_source(kernel, plans)
-    memory = dict(tensors)
+    memory, read = dict(tensors), {p.buffer.name for p in kernel.params if p.access == "read"}
     for launch in source.launches:
         arguments = [_flat(memory[name]) for name in launch.params] + [sizes[name] for name in launch.sizes]
         for workspace in launch.workspaces:
@@ -87,7 +87,7 @@ def interpret(
         text = source.wide if is_wide else source.text
         (after,) = interpreter().run(text, [(launch.name, evaluate(launch.programs, sizes), arguments)])
         for name, result in zip(launch.params, after, strict=False):
-            if isinstance(memory[name], torch.Tensor):
+            if isinstance(memory[name], torch.Tensor) and name not in read:
                 _flat(memory[name]).copy_(result)
     return source
 

@@ -50,7 +50,9 @@ def _wrapped(function):
     def call(*args):
         arrays = [torch.from_numpy(np.array(arg.handle.data)) for arg in args]
         result = function(*arrays).numpy()
-        return tl.tensor(interpreter.TensorHandle(result, args[0].handle.dtype), args[0].type)
+        kind = args[0].type.scalar
+        kind = tl.block_type(kind, list(result.shape)) if result.ndim else kind  # arguments may be spread
+        return tl.tensor(interpreter.TensorHandle(result, args[0].handle.dtype), kind)
 
     return call
 

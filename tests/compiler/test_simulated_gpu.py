@@ -1,0 +1,49 @@
+"""A whole model with the kernels of a GPU, forward and backward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.simulated_gpu import SimulatedGpu
+from torch import nn
+
+
+class Model(nn.Module):
+    """Words, a bias by distance, a layer that drops nothing, a norm over channels, and sums into few rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.distances = nn.Embedding(50, 16), nn.Embedding(8, 2)
+        self.qkv, self.norm, self.out = nn.Linear(16, 48), nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """(rows, steps) -> (rows, steps, 16)."""
+        x = self.words(ids)
+        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        steps = torch.arange(ids.shape[1])
+        apart = (steps[None] - steps[:, None]).clamp(-4, 3) + 4
+        scores = q @ k.transpose(-1, -2) / 8**0.5 + self.distances(apart).permute(2, 0, 1)
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return F.gelu(self.out(mixed)) + x
+
+
+@pytest.mark.parametrize("how", ["inference", "training", "autocast"])
+def test_a_model(how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, ids = Model(), torch.randint(50, (2, 24))
+    gpu = SimulatedGpu(monkeypatch, tmp_path)
+    compiled = torch.compile(model, backend=gpu)
+    with torch.set_grad_enabled(how != "inference"), torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        expected, found = model(ids), compiled(ids)
+    tolerance = 3e-2 if how == "autocast" else 1e-5
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    assert gpu.launched and not any(record.fallbacks for record in gpu.records)
+    if how == "inference":
+        return
+    wanted = list(model.parameters())
+    theirs, ours = (torch.autograd.grad(x.float().square().mean(), wanted) for x in (expected, found))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()))
