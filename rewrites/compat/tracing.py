@@ -161,10 +161,11 @@ def fake_of(tensor: torch.Tensor, fake_mode: Any) -> torch.Tensor | None:
 
 
 def note_sources(placeholders: Sequence[fx.Node], inputs: Sequence[Any]) -> None:
-    """Let the tracing context say of each input what Dynamo's graph says: which input it is, whose sizes have symbols.
+    """Let the tracing context say of the base of a view what Dynamo's graph says: which input it is.
 
     Where another input is a view of it, the last word is that it is the base of that one, whose sizes nobody has named:
     symbols of their own are made for it, and a guard on one of them (of a `chunk`, of a window) makes Dynamo fail.
+    Other sources that differ from the graph's stay: that of a number as a tensor tells that it may change.
     """
     context = tracing_context()
     if context is None:
@@ -172,7 +173,8 @@ def note_sources(placeholders: Sequence[fx.Node], inputs: Sequence[Any]) -> None
     for node, value in zip(placeholders, inputs, strict=True):
         source = getattr(node, "_dynamo_source", None)
         known: Any = context.tensor_to_context.get(value) if isinstance(value, torch.Tensor) else None
-        if source is not None and getattr(known, "tensor_source", source) != source:
+        last = getattr(known, "tensor_source", None)
+        if source is not None and getattr(last, "member", None) == "_base" and last != source:
             context.tensor_to_context[value] = dataclasses.replace(known, tensor_source=source)
 
 
