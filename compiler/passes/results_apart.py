@@ -8,7 +8,7 @@ results: writing to one returned tensor would then change the other.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Set
 
 import torch
 from torch import fx
@@ -29,7 +29,7 @@ def keep_results_apart(graph_module: fx.GraphModule) -> int:
     first: dict[Hashable, Hashable] = {}
     copies = 0
     for node in list(graph.nodes):
-        if node.op != "call_function":
+        if node.op != "call_function" or _is_returned(node, returned):
             values[node] = node
             continue
         args = fx.map_arg((frozen(node.args), frozen(node.kwargs)), lambda arg: values.get(arg, arg))
@@ -41,6 +41,11 @@ def keep_results_apart(graph_module: fx.GraphModule) -> int:
     if copies:
         graph_module.recompile()
     return copies
+
+
+def _is_returned(node: fx.Node, returned: Set[Hashable]) -> bool:
+    """Whether the program returns the memory of this tensor: the partition keeps it, and what is read of it, apart."""
+    return isinstance(node.meta.get("val"), torch.Tensor) and bool(storages(node) & returned)
 
 
 def _are_views(node: fx.Node, known: Hashable) -> bool:

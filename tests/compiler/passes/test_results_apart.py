@@ -14,6 +14,9 @@ CALLS = {
     "attention": lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
     "several": lambda x: torch.stack(x.cummax(0)).unbind()[0] + x.cummax(0)[0],
     "one": lambda x: x.sin(),
+    "parts": lambda x: x.sin().chunk(2, 1)[0],
+    "parts of windows": lambda x: x.sin()[:, :3].unbind(1)[1],
+    "parts of several": lambda x: x.sort(1)[0].split([1, 3], 1)[1],
 }
 
 
@@ -28,8 +31,9 @@ def test_equal_calls_give_tensors_of_their_own(dynamic):
     compiled = torch.compile(program, backend="regraft", dynamic=dynamic, options={"verify": True})
     results, expected = compiled(x), program(x)
     torch.testing.assert_close(results, expected)
-    for name, three in zip(CALLS, results, strict=True):
+    for name, three, eagers in zip(CALLS, results, expected, strict=True):
         assert len({y.untyped_storage().data_ptr() for y in three}) == 3, name
+        assert [y.stride() for y in three] == [y.stride() for y in eagers], name
     losses = (sum(y.square().sum() for three in given for y in three) for given in (results, expected))
     torch.testing.assert_close(*(torch.autograd.grad(loss, x)[0] for loss in losses))
 
@@ -51,8 +55,20 @@ def test_parts_of_one_value_share_its_memory(parts):
     assert len({y.untyped_storage().data_ptr() for y in results}) == 1
 
 
-def test_parts_of_equal_values_do_not():
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "part", [lambda x: x.chunk(2, 1)[0], lambda x: x.split([1, 3], 1)[1], lambda x: x[:, 1:].unbind(1)[1].unsqueeze(0)]
+)
+def test_parts_of_equal_values_do_not(part, dynamic):
+    """The values stay two themselves, and their parts lie in memory as eager's do."""
+
+    def program(x):
+        return [part(x.sin()) for _ in range(2)]
+
     torch._dynamo.reset()
     x = torch.randn(3, 4, requires_grad=True)
-    results = torch.compile(lambda x: [x.sin().chunk(2, 1)[0] for _ in range(2)], backend="regraft")(x)
+    compiled = torch.compile(program, backend="regraft", dynamic=dynamic, options={"verify": True})
+    results, expected = compiled(x), program(x)
+    torch.testing.assert_close(results, expected)
+    assert [y.stride() for y in results] == [y.stride() for y in expected]
     assert len({y.untyped_storage().data_ptr() for y in results}) == 2
