@@ -31,6 +31,8 @@ _STRIDE_SENSITIVE = {
 }  # fmt: skip
 
 
+_RESTORED = "regraft_restored"  # metadata of an `as_strided` of ours, whose strides hang on its source's layout of now
+
 ALIGNED = 16  # bytes: where a row of a matrix had better begin for tensor cores, and less so for vector units
 
 
@@ -69,18 +71,31 @@ def adapt_users(graph: fx.Graph, changed: list[fx.Node], *, keep_stream: bool = 
         inputs = [n for n in read if n in dirty]
         if not inputs or node in dirty:
             continue
-        if _needs_old_layout(node) or (keep_stream and is_random(node)):
+        if node.meta.get(_RESTORED):
+            _restore_again(graph, node)
+        elif _needs_old_layout(node) or (keep_stream and is_random(node)):
             for source in inputs:
                 with graph.inserting_before(node):
                     node.replace_input_with(source, old.restored(graph, source))
-            continue
-        before = val(node)
-        new = _reinfer(node)
-        if not same_layout(before, new) or old.is_parted(node, before, inputs):
-            node.meta["val"] = new
-            node.meta.setdefault("regraft_layout", before)
-            if not _restored_at_once(graph, node):
-                dirty.add(node)
+        else:
+            _look_again(graph, node, inputs, old, dirty)
+
+
+def _restore_again(graph: fx.Graph, node: fx.Node) -> None:
+    """Restore a layout from what the source looks like now: the call was made for another one that came before."""
+    with graph.inserting_before(node):
+        node.replace_all_uses_with(restore_layout(graph, node.all_input_nodes[0], val(node)))
+
+
+def _look_again(graph: fx.Graph, node: fx.Node, inputs: list[fx.Node], old: _Old, dirty: set[fx.Node]) -> None:
+    """Infer a call's metadata again."""
+    before = val(node)
+    new = _reinfer(node)
+    if not same_layout(before, new) or old.is_parted(node, before, inputs):
+        node.meta["val"] = new
+        node.meta.setdefault("regraft_layout", before)
+        if not _restored_at_once(graph, node):
+            dirty.add(node)
 
 
 _KERNELS = (
@@ -255,14 +270,15 @@ def restore_layout(graph: fx.Graph, source: fx.Node, like: torch.Tensor) -> fx.N
     if not is_tensor(node):
         return source
     if _lies_alike(val(node), like) and not same_layout(val(node), like):
-        return _called(graph, source, aten.as_strided.default, node, list(like.shape), list(like.stride()))
+        node = _called(graph, source, aten.as_strided.default, node, list(like.shape), list(like.stride()))
+        node.meta[_RESTORED] = True
     return node
 
 
 def _called(graph: fx.Graph, source: fx.Node, target: Any, *args: Any) -> fx.Node:
     """A call at the graph's current place, with what is known of `source`."""
     node = graph.call_function(target, args)
-    node.meta = {k: v for k, v in source.meta.items() if k not in ("val", "regraft_layout")}
+    node.meta = {k: v for k, v in source.meta.items() if k not in ("val", "regraft_layout", _RESTORED)}
     node.meta["val"] = infer(node)
     return node
 

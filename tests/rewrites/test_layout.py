@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.engine import X, applied, capture, ops, rule
+from support.rewriting import compiled
 from support.thorough import one_row_in
 
 from regraft.rewrites.layout import _memory_order, missing, restore_layout, same_layout
@@ -187,3 +188,22 @@ def test_entries_that_share_memory_go_on_sharing_it(sizes, order, dynamic):
 def test_memory_order():
     assert _memory_order([96, 0, 8, 1]) == [0, 1, 2, 3] and _memory_order([8, 0, 0, 1]) == [0, 1, 2, 3]
     assert _memory_order([8, 1, 0]) == [0, 1, 2] and _memory_order([4, 96, 0, 1]) == [1, 0, 2, 3]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_layout_is_restored_again_where_its_source_has_changed(blocks, dynamic):
+    """The stride of a dim of one entry does not matter: `contiguous` of such a value is the value, with other strides.
+
+    They were those of a layout that a later rewrite gave up.
+    """
+
+    def attend(q, k, v):
+        weights = torch.softmax(torch.einsum("bnqhd,bnkhd->bnhqk", q, k), -1)
+        return torch.einsum("bnhqk,bnkhd->bnqhd", weights, v).contiguous().view(2, -1, 12)
+
+    given = [torch.randn(2, blocks, n, 3, 4) for n in (5, 7, 7)]
+    run, cov = compiled(attend, dynamic=dynamic)
+    with cov, torch.no_grad():
+        torch.testing.assert_close(run(*given), attend(*given))
+    assert cov.count("attention") == 1

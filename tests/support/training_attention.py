@@ -88,11 +88,15 @@ def interpreted(kernel: TritonTemplateKernel, *tensors: torch.Tensor) -> Any:
     made = [torch.empty_strided(x.sizes, x.strides, dtype=x.dtype).fill_(float("nan")) for x in kernel.outputs]
     for position in kernel.zeros:
         made[position].zero_()
-    (launch,) = kernel.source.launches
-    arguments = [_memory(x) for x in (*given, *made)]
-    (after,) = interpreter().run(kernel.source.text, [(launch.name, launch.programs, arguments)])
-    for x, filled in zip(made, after[len(given) :], strict=True):
-        _memory(x).copy_(filled)
+    own = [torch.empty_strided(x.sizes, x.strides, dtype=x.dtype).zero_() for x in kernel.workspaces]
+    held = [_memory(x) for x in (*given, *made, *own)]
+    for launch in kernel.source.launches:
+        places = getattr(launch, "places", ()) or range(len(held))
+        arguments = [held[place] for place in places]
+        (after,) = interpreter().run(kernel.source.text, [(launch.name, launch.programs, arguments)])
+        for place, filled in zip(places, after, strict=True):
+            if place >= len(given):
+                held[place].copy_(filled)
     return made[0] if len(made) == 1 else tuple(made)
 
 
