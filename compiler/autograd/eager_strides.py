@@ -302,7 +302,10 @@ def _indexed(x: torch.Tensor, indices: Sequence[Any]) -> list[Layout | None]:
     moves[len(before) : len(before)] = [(n, 0) for n in sizes]
     rest = (1,) * len(after)
     spread = [(*_spread(layout, sizes), *rest) for layout in found]
-    return [Layout(*zip(*moves, strict=True)), *(Layout((*sizes, *rest), strides) for strides in spread)]
+    still = Layout(
+        tuple(n for n, _ in moves), tuple(stride for _, stride in moves)
+    )  # of no dims where one number is picked
+    return [still, *(Layout((*sizes, *rest), strides) for strides in spread)]
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import sympy
 import torch
 from support.aot_models import Mixed, bert, bert_inputs, convolutional, mixed_inputs
 from support.kept_objects import object_of, objects_kept
+from support.light_code import OPTIMIZED
 from support.thorough import in_thorough_runs
 from torch.utils._sympy.functions import FloorDiv, Max, Min
 
@@ -22,7 +23,7 @@ from regraft.compiler.aot.artifact import read_manifest
 from regraft.compiler.aot.program import export_model, program_of
 from regraft.compiler.aot.ranges import tightened
 from regraft.compiler.aot.runtime_source import ARTIFACT, HELPERS
-from regraft.compiler.codegen.cpp import can_build
+from regraft.compiler.codegen.cpp import can_build, compiler
 from regraft.compiler.codegen.cpp_wrapper.emit import Function
 from regraft.compiler.codegen.cpp_wrapper.tables import Tables
 from regraft.compiler.codegen.wrapper.memory_plan import plan_memory
@@ -205,7 +206,8 @@ class Patches(torch.nn.Module):
         return self.conv(y.transpose(1, 2).reshape(1, 32, 8, 8))
 
 
-def test_sizes_known_ahead_take_kernels_of_templates_and_views_without_calls(folder):
+def test_sizes_known_ahead_take_kernels_of_templates_and_views_without_calls(folder, monkeypatch):
+    monkeypatch.setattr(compiler, "FLAGS", OPTIMIZED)  # as users have them: templates are chosen by their time
     model, x = Patches().eval(), torch.randn(1, 64, 32)
     loaded = regraft.load(regraft.aot_compile(model, (x,), folder / "patches.rgx"))
     equal(loaded(x), model(x).detach())

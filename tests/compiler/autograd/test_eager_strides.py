@@ -167,6 +167,16 @@ def test_elements_that_are_picked_lie_as_in_eager(case):
         assert all(same), (x.stride(), [index.stride() for index in laid], ours.stride(), real.stride())
 
 
+@pytest.mark.parametrize("rank", [1, 2])
+def test_one_element_that_is_picked_has_no_dims(rank):
+    x, index = torch.rand((5,) * rank), torch.tensor(3)
+    mode = new_fake_mode(None)
+    fakes = mode.from_tensor(x), [mode.from_tensor(index)] * rank
+    with mode:
+        told = aten.index.Tensor(*fakes)
+    assert corrected(aten.index.Tensor, fakes, {}, told).stride() == aten.index.Tensor(x, [index] * rank).stride() == ()
+
+
 def test_elements_rolled_as_one_row_are_contiguous():
     x = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
     real, _, ours = strides(aten.roll.default, [x, [3]], new_fake_mode(None))
