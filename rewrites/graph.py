@@ -201,6 +201,18 @@ _HIDDEN_WRITES = {
 }
 
 
+# Raise where a factorization fails, by an operator of their own that they call.
+_FACTORIZATIONS = frozenset(
+    "aten.inverse aten.matrix_power aten.linalg_inv aten.linalg_solve aten.linalg_tensorinv aten.linalg_tensorsolve "
+    "aten.linalg_matrix_power aten.linalg_cholesky aten.linalg_ldl_factor aten.linalg_lu_factor".split()  # noqa: SIM905
+)
+
+
+def checks_values(node: fx.Node) -> bool:
+    """Whether a call raises for some values, and torch's compilers raise even where nobody reads the result."""
+    return op_name(node) in _FACTORIZATIONS
+
+
 def writes_statistics(node: fx.Node) -> bool:
     """Whether a call is a normalization that updates its running statistics in place."""
     flag = _HIDDEN_WRITES.get(op_name(node))
@@ -231,7 +243,7 @@ def is_pure(node: fx.Node) -> bool:
     if isinstance(node.target, compat.OpOverload):
         schema = compat.schema(node.target)
         effects = schema.is_mutable or is_random(node) or writes_statistics(node) or node.is_impure(impure_random=False)
-        return not effects and bool(schema.returns)
+        return not effects and not checks_values(node) and bool(schema.returns)
     if isinstance(node.target, PureCall) or node.target is operator.getitem or node.target in _SYMBOLIC:
         return True
     return is_number(node.meta.get("val"))

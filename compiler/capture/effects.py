@@ -7,7 +7,7 @@ import operator
 from torch import fx
 
 from ...rewrites import compat
-from ...rewrites.graph import TORCH_NAMESPACES, writes_statistics
+from ...rewrites.graph import TORCH_NAMESPACES, checks_values, writes_statistics
 
 
 def has_effect(node: fx.Node) -> bool:
@@ -19,7 +19,7 @@ def has_effect(node: fx.Node) -> bool:
         return target is not operator.getitem and not isinstance(node.meta.get("val"), compat.NUMBERS)
     if target.namespace not in TORCH_NAMESPACES or "unbacked_bindings" in node.meta:
         return True
-    return node.is_impure() or compat.returns_nothing(target) or writes_statistics(node)
+    return node.is_impure() or compat.returns_nothing(target) or writes_statistics(node) or checks_values(node)
 
 
 def may_write(gm: fx.GraphModule) -> bool:

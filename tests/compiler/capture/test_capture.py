@@ -268,6 +268,29 @@ def test_only_pure_dead_calls_vanish():
     assert "aten.batch_norm.default" not in backend.calls()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.inverse(), lambda x: x.matrix_power(-1), torch.linalg.inv, lambda x: torch.linalg.solve(x, x),
+        lambda x: torch.linalg.tensorinv(x.view(4, 1, 4), ind=1), lambda x: torch.linalg.tensorsolve(x, x[0]),
+        lambda x: torch.linalg.matrix_power(x, -2), torch.linalg.cholesky, torch.linalg.lu_factor,
+        lambda x: torch.linalg.inv(torch.linalg.cholesky(x + 1)),
+    ],
+)  # fmt: skip
+def test_factorizations_that_fail_raise_though_nobody_reads_them(call):
+    def program(x):
+        call(x)
+        return x * 2
+
+    compiled = torch.compile(program, backend="regraft", options={"strict": True})
+    for x in (torch.zeros(4, 4), torch.zeros(4, 4, requires_grad=True)):
+        with pytest.raises(RuntimeError) as expected:
+            program(x)
+        with pytest.raises(RuntimeError) as raised:
+            compiled(x)
+        assert str(raised.value) == str(expected.value)
+
+
 class Convolutional(nn.Module):
     def __init__(self):
         super().__init__()
