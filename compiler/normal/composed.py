@@ -46,6 +46,8 @@ def other_name(node: fx.Node, edit: Editor) -> fx.Node | None:
     """multiply(x, y), special.expit(x), concat([x, y]), arctan2(x, y)  ->  mul, sigmoid, cat, atan2."""
     name, overload = op_name(node).removeprefix("aten."), compat.overload_name(node.target)
     packet = getattr(aten, _NAMES[name])
+    if name == "special_round" and node.kwargs:
+        overload = "decimals"
     target = getattr(packet, _OVERLOADS.get(name, {}).get(overload, overload), None)
     return None if target is None else edit.call(target, *node.args, **node.kwargs)
 
