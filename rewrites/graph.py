@@ -203,8 +203,9 @@ _HIDDEN_WRITES = {
 
 # Raise where a factorization fails, by an operator of their own that they call.
 _FACTORIZATIONS = frozenset(
-    "aten.inverse aten.matrix_power aten.linalg_inv aten.linalg_solve aten.linalg_tensorinv aten.linalg_tensorsolve "
-    "aten.linalg_matrix_power aten.linalg_cholesky aten.linalg_ldl_factor aten.linalg_lu_factor".split()  # noqa: SIM905
+    ["aten.inverse", "aten.matrix_power", "aten.linalg_matrix_power"]
+    + [f"aten.linalg_{name}" for name in ("inv", "solve", "tensorinv", "tensorsolve")]
+    + [f"aten.linalg_{name}" for name in ("cholesky", "ldl_factor", "lu_factor")]
 )
 
 

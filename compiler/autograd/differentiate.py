@@ -25,6 +25,7 @@ from .changing_numbers import by_tensors
 from .circular_padding import spell_circular_padding
 from .eager_strides import corrected
 from .late_numbers import ask_nothing
+from .returned_inputs import without_returned_inputs
 from .whole_resampling import keep_whole, of_symbolic_sizes
 
 GraphKind = Literal["inference", "forward", "backward"]
@@ -62,9 +63,7 @@ def differentiate(
         A callable of the graph's inputs, for Dynamo.
     """
     _prepare_program(graph_module, example_inputs)
-    mode = compat.fake_mode_of(example_inputs)
-    if mode is not None:
-        compat.correct_fakes(mode, corrected, of_symbolic_sizes)
+    mode = _corrected_mode(example_inputs)
 
     def compiler(kind: GraphKind) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
         def compile_kind(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
@@ -80,17 +79,20 @@ def differentiate(
         prepare(graph, "joint")
 
     # The derivative of ``x[mask] = y`` reads ``grad[mask]``, also in a graph whose program has no such reading.
-    with nullcontext() if mode is None else compat.sizes_from_data(mode):
-        return autograd.aot_compile(
-            graph_module,
-            example_inputs,
-            inference=compiler("inference"),
-            forward=compiler("forward"),
-            backward=compiler("backward"),
-            joint=prepare_joint,
-            recompute=memory_budget if recompute else None,
-            decompositions={**by_tensors(), **_around_products()},
-            continued=continued,
+    sizes = nullcontext() if mode is None else compat.sizes_from_data(mode)
+    with sizes, without_returned_inputs(graph_module) as returning_inputs:
+        return returning_inputs(
+            autograd.aot_compile(
+                graph_module,
+                example_inputs,
+                inference=compiler("inference"),
+                forward=compiler("forward"),
+                backward=compiler("backward"),
+                joint=prepare_joint,
+                recompute=memory_budget if recompute else None,
+                decompositions={**by_tensors(), **_around_products()},
+                continued=continued,
+            )
         )
 
 
@@ -104,6 +106,14 @@ def _prepare_program(graph_module: fx.GraphModule, example_inputs: Sequence[Any]
     if torch.is_grad_enabled():
         ask_nothing(graph_module)
     _pack_rules(graph_module)
+
+
+def _corrected_mode(example_inputs: Sequence[Any]) -> Any:
+    """The fake tensor mode of the inputs, whose metadata will be eager's; None without one."""
+    mode = compat.fake_mode_of(example_inputs)
+    if mode is not None:
+        compat.correct_fakes(mode, corrected, of_symbolic_sizes)
+    return mode
 
 
 def _around_products() -> dict[Any, Callable[..., Any]]:
