@@ -41,7 +41,7 @@ from .attention_guards import (
 )  # fmt: skip
 from .attention_kernels import CPU_KERNELS, MATH_KERNEL, WEIGHTS_KERNEL
 from .attention_samples import REFUSED, SAMPLES, WEIGHTS_REFUSED, WEIGHTS_SAMPLES
-from .hidden_rows import bias_comes_last, selects, sums_lose_digits
+from .hidden_rows import absorbing, bias_comes_last, selects, sums_lose_digits
 
 _GUARDS = (
     floating, masks_fit, bias_is_floating, fill_masks, fill_hides_bias,
@@ -49,7 +49,7 @@ _GUARDS = (
 )  # fmt: skip
 _DERIVED = {
     "causal": causal, "nan": nan_policy, "empty_rows": empty_rows, "selected": selects, "added_last": bias_comes_last,
-    "low": sums_lose_digits, "training": training,
+    "low": sums_lose_digits, "absorbing": absorbing, "training": training,
     "compute": compute_dtype, "result": result_dtype,
 }  # fmt: skip
 _DECLARED: dict[str, Any] = {

@@ -30,6 +30,7 @@ from .attention_kernels import (
     softmax_is_plain,
     wants_mask_gradient,
 )
+from .hidden_rows import lifted
 from .masks import is_causal_match, is_kept_by
 
 aten = torch.ops.aten
@@ -38,6 +39,15 @@ _HALF = (torch.float16, torch.bfloat16)
 _ALIGNMENT = 8  # elements of the innermost dim in one load of the kernels
 _CUDNN_HEAD = 128
 _FLASH_HEAD = 256
+
+
+def _heads(attention: Attention) -> Heads:
+    """The operands of a kernel that takes a mask; in training they have no hidden rows."""
+    heads = attention.heads()
+    if heads.mask is None or attention.training or attention.absorbing == -torch.inf:
+        return heads
+    query, mask = lifted(heads.query, heads.mask, attention.absorbing, selected=attention.selected)
+    return replace(heads, query=query, mask=mask)
 
 
 def _kernel_mask(heads: Heads) -> torch.Tensor | None:
@@ -53,7 +63,7 @@ def _kernel_mask(heads: Heads) -> torch.Tensor | None:
 def cudnn(*operands: Any, **derived: Any) -> torch.Tensor:
     """cuDNN's fused attention."""
     attention = Attention(*operands, **derived)
-    heads = attention.heads()
+    heads = _heads(attention)
     q, k, v, mask = heads.query, heads.key, heads.value, _kernel_mask(heads)
     out = aten._scaled_dot_product_cudnn_attention(
         q, k, v, mask, attention.training, attention.p or 0.0, attention.causal, False, scale=heads.factor
@@ -74,7 +84,7 @@ def flash(*operands: Any, **derived: Any) -> torch.Tensor:
 def efficient(*operands: Any, **derived: Any) -> torch.Tensor:
     """The memory-efficient kernel, whose mask must have the shape of the scores and aligned rows."""
     attention = Attention(*operands, **derived)
-    heads = attention.heads()
+    heads = _heads(attention)
     q, k, v, mask = heads.query, heads.key, heads.value, _kernel_mask(heads)
     spread = None if mask is None else _aligned(mask).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     out = aten._scaled_dot_product_efficient_attention(

@@ -68,6 +68,7 @@ class Attention:
     selected: bool
     added_last: bool
     low: bool
+    absorbing: float
     training: bool
     compute: torch.dtype
     result: torch.dtype

@@ -7,6 +7,9 @@
 
 Kernels save the logarithm of the sum of each row for the backward pass. In a hidden row this number rounds to the fill
 itself. Kernels therefore get zeros in place of hidden rows (`opened`).
+
+In inference, kernels on GPUs get zeros in place of rows whose weights are uniform (`lifted`): scores become powers of
+two in them, and a product of a very low number with a constant is rounded by more than all scores.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ from torch import fx
 from ..rewrites.binding import Binding
 from ..rewrites.effects import wants_gradient
 from ..rewrites.facts import Choice, fact_of
-from ..rewrites.graph import arguments, is_tensor, op_name
-from .masks import FROM_CONSTANTS, MOVES, asked, evaluate, is_causal_match, is_flag, keeps_diagonal
+from ..rewrites.graph import arguments, dtype, is_tensor, op_name, val
+from .masks import FROM_CONSTANTS, MOVES, asked, evaluate, is_causal_match, is_flag, keeps_diagonal, may_empty_rows
 
 _ABSORBING = -1e6  # float32 scores lose their digits when lower numbers are added
+_ABSORBED = 16.0  # the highest scores that are said to vanish when a low number is added
 _LOW = -16.0  # with lower numbers, the logarithm of a sum loses its digits
 
 
@@ -55,6 +59,23 @@ def opened(
     level = level.detach() if own_bias else level
     dead = top == -torch.inf if empty else None
     return torch.where(hidden, 0.0, query), torch.where(hidden, level, mask), dead
+
+
+def lifted(
+    query: torch.Tensor, mask: torch.Tensor, level: float, *, selected: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operands that give the same weights, uniform ones of rows without keys by zeros, not by low numbers.
+
+    Args:
+        query: (..., rows, size).
+        mask: additive, (..., rows or 1, columns).
+        level: lower numbers absorb scores.
+        selected: hidden scores are replaced, whatever they are; otherwise NaN in query stays NaN.
+    """
+    top = mask.amax(-1, keepdim=True)
+    absorbed = (top < level) & (top > -torch.inf)
+    nothing = 0.0 if selected else query * 0.0
+    return torch.where(absorbed, nothing, query), torch.where(absorbed, mask - top, mask)
 
 
 def with_dead_rows(out: torch.Tensor, value: torch.Tensor, dead: torch.Tensor) -> torch.Tensor:
@@ -96,6 +117,19 @@ def sums_lose_digits(match: Binding, policy: Mapping[str, str]) -> bool:
     """Whether all numbers of a row in an additive mask may be so low that the logarithm of its sum loses digits."""
     bias = match.operands.get("bias")
     return is_tensor(bias) and lowest_top(bias) < _LOW
+
+
+def absorbing(match: Binding, policy: Mapping[str, str]) -> float:
+    """The level below which numbers of the mask absorb scores in eager code; -inf if no row has only such numbers."""
+    if is_causal_match(match):
+        return -math.inf
+    masked = next((n for n in match.matched if op_name(n) in ("aten.add", "aten.where")), None)
+    level = -math.inf if masked is None else -2 * _ABSORBED / torch.finfo(dtype(masked)).eps
+    bias, keep, fill = (match.operands.get(n) for n in ("bias", "keep", "fill"))
+    finite = not is_tensor(fill) and val(fill) != -math.inf  # these kernels take no fill that is a tensor
+    if is_tensor(keep) and finite and may_empty_rows(None, keep, -math.inf):
+        return level
+    return level if is_tensor(bias) and lowest_top(bias) < level else -math.inf
 
 
 def lowest_top(bias: Any) -> float:

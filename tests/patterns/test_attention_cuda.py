@@ -95,6 +95,21 @@ def test_dead_row_is_nan(kernel: str) -> None:
     assert_close(added, found.run, inputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("kernel", list(KERNELS))
+@pytest.mark.parametrize("spelling", ["selected", "added"])
+def test_low_row_is_uniform(spelling: str, kernel: str, dtype: torch.dtype) -> None:
+    """A row of nothing but the lowest number."""
+    low, keep = torch.finfo(dtype).min, keeps(B, 1, S, S)
+    keep[1, :, 3] = False
+    select = lambda q, k, v, m: torch.softmax((q @ k.mT * 0.125).masked_fill(~m, low), -1) @ v  # noqa: E731
+    function, mask = (select, keep) if spelling == "selected" else (added, additive(keep, low, dtype))
+    inputs = [*qkv(dtype), mask.cuda()]
+    found = rewritten(function, inputs, rules=only(KERNELS[kernel]))
+    assert found.kernels == [kernel]
+    assert_close(function, found.run, inputs)
+
+
 @pytest.mark.parametrize("length", [1, 17, 33])
 def test_odd_lengths(length: int) -> None:
     """Masks whose rows are not aligned."""
