@@ -20,9 +20,9 @@ from .groups import Access, Axes, Group, Member, extent_of
 from .profit import guess
 from .target import CPU, Target
 
-MAX_MEMBERS = 48
+MAX_MEMBERS = 128
 _LANES = 16  # fewest contiguous results that justify a kernel of their own
-MAX_BUFFERS = 40
+MAX_BUFFERS = 128
 _FEWER = 4  # programs of short work may be fewer than multiprocessors by this factor
 _SHORT = 1 << 20  # iterations that take no longer than a launch
 _PASSES = 4  # over the longest row of one program: what a row's norm takes

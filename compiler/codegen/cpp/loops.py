@@ -141,7 +141,7 @@ class Loops:
         row = self._named(loop.var)
         with self._writer.block(f"for (i64 {row} = {first}; {row} < {last}; {row} += {tile.lanes})"):
             rows = self._writer.define("i64", f"least<i64>({tile.lanes}, {last} - {row})")
-            if not tile.unrolled or columns != f"{tile.lanes}":
+            if not tile.unrolled or self._plan.apart or columns != f"{tile.lanes}":
                 self._tile(loop, tile, rows, columns)
                 return
             if isinstance(loop.var.extent, int) and loop.var.extent < tile.lanes:
@@ -222,12 +222,13 @@ class Loops:
         around = self._out.vectors
         assert around is not None
         lanes, (suffix, left) = around.lanes, ("", "") if count == around.lanes else ("_if", f", {count}")
+        suffix += "_apart" if self._plan.apart else ""
         loads = {load: self._rows(load.buffer, load.indices[0], lanes) for load in turned.loads}
         stores = {store: self._rows(store.buffer, store.indices[0], lanes) for store in turned.stores}
         for rows, address, step, _ in loads.values():
             self._writer.line(f"load_rows{suffix}({rows}, {address}, {step}{left});")
         at = self._writer.fresh("v")
-        small = sum(map(weight_of, values(loop.body))) <= SMALL
+        small = not self._plan.apart and sum(map(weight_of, values(loop.body))) <= SMALL
         self._writer.line(f"#pragma GCC unroll {count if small else 1}")
         with self._writer.block(f"for (int {at} = 0; {at} < {count}; ++{at})"):
             self._writer.line(f"const i64 {self._named(loop.var)} = {first} + {at};")

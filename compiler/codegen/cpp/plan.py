@@ -38,6 +38,7 @@ _LINE = 64  # bytes of a cache line
 _SCATTERED = 2  # number of contiguous accesses that take as long as one scattered access
 _TOO_SHORT = 100  # the same for a loop that fills no vector; larger than the number of accesses of any loop
 _UNROLLED = 12  # number of operations up to which a tile is written row by row
+_APART = 4  # blocks of rows of one kernel up to which each is transposed by code of its own
 SMALL = 24  # number of operations of a body up to which it is copied
 
 
@@ -94,6 +95,12 @@ class Plan:
     def turned(self, loop: Loop) -> Turned | None:
         """The accesses that a loop inside a loop in lanes makes row by row."""
         return self._turned.get(id(loop))
+
+    @property
+    def apart(self) -> bool:
+        """Whether rows are transposed by functions, and loops over them kept: with more, compiling takes minutes."""
+        tiles = [s for s in self._strategies.values() if isinstance(s, Tile) and s.unrolled]
+        return len(tiles) + sum(len(rows.loads) + len(rows.stores) for rows in self._turned.values()) > _APART
 
     def spread(self, scratch: str) -> int:
         """The factor by which a scratch buffer is expanded: the number of lanes, or 1."""

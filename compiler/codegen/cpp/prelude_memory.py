@@ -371,6 +371,23 @@ template <class X, int N, class T> INLINE void store_rows_if(X (&rows)[N], T* to
 #pragma GCC unroll 16
   for (int r = 0; r < N; ++r) Masked<Raw<T>, N>::store(m, (Raw<T>*)(to + r * step), rows[r]);
 }
+// The same by functions, for kernels with many of them.
+template <class X, int N, class T> static __attribute__((noinline)) void load_rows_apart(
+    X (&to)[N], const T* from, i64 step) {
+  load_rows(to, from, step);
+}
+template <class X, int N, class T> static __attribute__((noinline)) void load_rows_if_apart(
+    X (&to)[N], const T* from, i64 step, int left) {
+  load_rows_if(to, from, step, left);
+}
+template <class X, int N, class T> static __attribute__((noinline)) void store_rows_apart(
+    X (&rows)[N], T* to, i64 step) {
+  store_rows(rows, to, step);
+}
+template <class X, int N, class T> static __attribute__((noinline)) void store_rows_if_apart(
+    X (&rows)[N], T* to, i64 step, int left) {
+  store_rows_if(rows, to, step, left);
+}
 template <int N, class T> static __attribute__((noinline)) void load_tile(
     T* to, const T* from, i64 step, i64 rows, i64 columns) {
   V<Raw<T>, N> x[N];

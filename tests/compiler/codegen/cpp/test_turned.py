@@ -8,6 +8,7 @@ import torch
 from support.kernels import avx512_text, compiled_agrees
 from support.thorough import one_row_in
 
+from regraft.compiler.codegen.cpp import plan
 from regraft.compiler.codegen.cpp.build import source_of
 from regraft.compiler.codegen.cpp.compiler import compile_all
 from regraft.compiler.codegen.cpp.target import host_target
@@ -62,3 +63,28 @@ def test_rows_written_by_folds_across():
         compiled_agrees(norm, x, w)
         compiled_agrees(lambda x, w: norm(x, w).bfloat16(), x, w, rtol=2e-2, atol=2e-2)  # noqa: B023
         compiled_agrees(lambda x: x.permute(0, 2, 3, 1).softmax(-1) > 0.05, x)
+
+
+def steps(x, d, a, b, c):
+    """A recurrence over states of 16 numbers, written out."""
+    h, made = torch.zeros(x.shape[0], x.shape[2], a.shape[1]), []
+    for t in range(x.shape[1]):
+        h = h * torch.exp(d[:, t, :, None] * a) + (d[:, t] * x[:, t])[..., None] * b[:, t, None, :]
+        made.append((h * c[:, t, None, :]).sum(-1))
+    return torch.stack(made, 1)
+
+
+def test_kernels_with_many_rows_transpose_by_functions():
+    """Written out for each, ten steps take the compiler half a minute."""
+    x, d, a = torch.randn(2, 10, 64), torch.rand(2, 10, 64), -torch.rand(64, 16)
+    given = (x, d, a, torch.randn(2, 10, 16), torch.randn(2, 10, 16))
+    compiled_agrees(steps, *given, rtol=1e-4, atol=1e-4)
+    text = avx512_text(steps, *given)
+    assert "load_rows_apart(" in text and "load_rows(" not in text and "unroll 16" not in text
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_functions_transpose_all_sizes(sizes, monkeypatch):
+    monkeypatch.setattr(plan, "_APART", 0)
+    x, row, column = numbers(*sizes), torch.randn(sizes[0]), torch.randn(sizes[1], 1)
+    compiled_agrees(lambda x, r, c: ((x.t() - r) * c, x.cumsum(-1), (x * r[:, None]).softmax(-1)), x, row, column)
