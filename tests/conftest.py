@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.thorough import leave_out_turns
+from support.thorough import leave_out_turns, number_rows
 
 # How long an example takes to draw says how busy the machine is, and nothing of the code.
 settings.register_profile("regraft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not any("[" in argument for argument in config.args):  # who names a row wants it
         leave_out_turns(items)
+        number_rows(items)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,7 +1,7 @@
 """C++ compiled with less effort: the same source takes half the time, and gives the same values.
 
-Programs of most tests run once, on few elements. What is tested as users run it has `optimized` code: code generation,
-templates, random programs, and what is timed. In thorough runs all has.
+Programs of most tests run once, on few elements. What is timed has `optimized` code, as users have it, and of each file
+about code generation or templates a third of the rows (`optimized_in_turns`). In thorough runs all has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from regraft.compiler.codegen.cpp import compiler
 
-from .thorough import THOROUGH
+from .thorough import ROW, THOROUGH
 
 OPTIMIZED = compiler.FLAGS
 LIGHT = OPTIMIZED if THOROUGH else tuple("-Og" if flag == "-O3" else flag for flag in OPTIMIZED)
@@ -42,6 +42,19 @@ def _leave_out(*_: Any) -> None:
 def optimized() -> Iterator[None]:
     """For the tests of a folder or a file that imports this: kernels are compiled as users' are."""
     with _flags(OPTIMIZED):
+        yield
+
+
+_TURNS = 3
+
+
+@pytest.fixture(autouse=True)
+def optimized_in_turns(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For a folder that imports this beside `optimized`: of a file's rows, every third is compiled as users' are.
+
+    The flags change no result. What rows share has those of users, and so have rows that are asked for by name.
+    """
+    with _flags(LIGHT if request.node.stash.get(ROW, 0) % _TURNS else OPTIMIZED):
         yield
 
 

@@ -3,11 +3,15 @@
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 THOROUGH = bool(os.environ.get("REGRAFT_TEST_THOROUGH"))
+
+ROW = pytest.StashKey[int]()
+"""Which of the rows of its file that run a row is, from 0; a test without parameters is a row."""
 
 in_thorough_runs = pytest.mark.skipif(not THOROUGH, reason="REGRAFT_TEST_THOROUGH is not set")
 """For a test that is expensive, and whose parts others test at less cost: left out of short runs."""
@@ -68,6 +72,15 @@ def leave_out_turns(items: Sequence[pytest.Item]) -> None:
         for k, item in enumerate(left):
             if (_turn(k, step) if several else k % step) != 0:
                 item.add_marker(pytest.mark.skip(reason=f"REGRAFT_TEST_THOROUGH is not set: one row in {step}"))
+
+
+def number_rows(items: Iterable[pytest.Item]) -> None:
+    """Tell each row that is not left out its number (`ROW`)."""
+    rows: dict[Path, int] = defaultdict(int)
+    for item in items:
+        if not _left_out(item):
+            item.stash[ROW] = rows[item.path]
+            rows[item.path] += 1
 
 
 def _rows(items: Sequence[pytest.Item], marker: str) -> list[list[Any]]:
