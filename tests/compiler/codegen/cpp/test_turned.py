@@ -5,14 +5,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.kernels import avx512_text, compiled_agrees
+from support.kernels import avx512_text, compiled_agrees, flat_buffer, run_compiled
 from support.thorough import one_row_in
 
 from regraft.compiler.codegen.cpp import plan
 from regraft.compiler.codegen.cpp.build import source_of
 from regraft.compiler.codegen.cpp.compiler import compile_all
 from regraft.compiler.codegen.cpp.target import host_target
+from regraft.compiler.ir.index.index import Var
+from regraft.compiler.ir.interpreter import run_kernel
+from regraft.compiler.ir.kernel import Assign, Kernel, Loop, Param
+from regraft.compiler.ir.program import Store
+from regraft.compiler.ir.value import Load, Op
 
+F32 = torch.float32
 SIZES = [(16, 16), (48, 33), (35, 64), (70, 133), (5, 90)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -88,3 +94,21 @@ def test_functions_transpose_all_sizes(sizes, monkeypatch):
     monkeypatch.setattr(plan, "_APART", 0)
     x, row, column = numbers(*sizes), torch.randn(sizes[0]), torch.randn(sizes[1], 1)
     compiled_agrees(lambda x, r, c: ((x.t() - r) * c, x.cumsum(-1), (x * r[:, None]).softmax(-1)), x, row, column)
+
+
+@pytest.mark.parametrize("then", ["read", "written"])
+def test_stores_that_meet_other_accesses_are_not_put_off(then):
+    """What an iteration stores, the next one of the same row reads, or writes over: stores stay where they are."""
+    rows, columns = 33, 40
+    x, y = flat_buffer("x", rows * columns), flat_buffer("y", rows * (columns + 1))
+    i, j = Var("i", rows), Var("j", columns)
+    at, read = i.index() * (columns + 1) + j.index(), Load("x", (i.index() * columns + j.index(),), F32)
+    if then == "read":  # sums of rows' beginnings, of which each is the one before and an element
+        made = [Assign(Store("y", (at + 1,), Op("add", (Load("y", (at,), F32), read), F32)))]
+    else:
+        made = [Assign(Store("y", (at,), read)), Assign(Store("y", (at + 1,), Op("neg", (read,), F32)))]
+    params = (Param(x, "read"), Param(y, "update"))
+    loops = Kernel("put_off", params, (), (), (Loop(i, (Loop(j, tuple(made)),), True),))
+    given = {"x": torch.randn(rows * columns), "y": torch.zeros(rows * (columns + 1))}
+    expected, found = (run(loops, {n: t.clone() for n, t in given.items()}) for run in (run_kernel, run_compiled))
+    torch.testing.assert_close(found["y"], expected["y"])
