@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.thorough import leave_out_turns, number_rows
+from support.thorough import ROW, leave_out_turns, number_rows
 
 # How long an example takes to draw says how busy the machine is, and nothing of the code.
 settings.register_profile("regraft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,6 +25,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not any("[" in argument for argument in config.args):  # who names a row wants it
         leave_out_turns(items)
         number_rows(items)
+        run = [item for item in items if ROW in item.stash]
+        if run:  # skipping 4,000 rows takes seconds, and reports of them
+            config.hook.pytest_deselected(items=[item for item in items if ROW not in item.stash])
+            items[:] = run
 
 
 @pytest.hookimpl(tryfirst=True)

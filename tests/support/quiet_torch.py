@@ -6,9 +6,9 @@ all modules over and over; each `torch.manual_seed` writes the stack as text, on
 not been used yet (2 ms in all, from inside a test), and each mode of fake tensors keeps it; and `make_fx` has calls of
 modules pass through a tracer that does nothing with them, at which Python looks at every class below
 `torch.nn.Module`. For each compilation torch makes states of random numbers that nobody draws, and writes its options
-as text. In each phase of a test, pytest listens to the fifty loggers of torch that do not propagate. Half the time of
-drawing samples from torch's database of operators goes to looking for the method
-of a `unittest.TestCase` on the stack, line by line of its source.
+as text, and those of trainings, joint graphs and their parts, too. In each phase of a test, pytest listens to the fifty
+loggers of torch that do not propagate. Half the time of drawing samples from torch's database of operators goes to
+looking for the method of a `unittest.TestCase` on the stack, line by line of its source.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch._dynamo.guards
 from _pytest.logging import catching_logs
 from torch._decomp.decompositions_for_rng import PhiloxState
 from torch._dynamo import utils as dynamo_utils
+from torch._functorch._aot_autograd import graph_compile
 from torch._subclasses import fake_tensor
 from torch.fx import _symbolic_trace
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
@@ -51,6 +52,8 @@ def quieten() -> None:
     PhiloxState.reset = _without_state  # type: ignore[method-assign]
     for name in ("_get_dynamo_config_for_logging", "_scrubbed_inductor_config_for_logging"):
         setattr(dynamo_utils, name, _not_logged)
+    graph_compile._log_joint_graph = _not_logged  # type: ignore[assignment]
+    graph_compile._log_fw_bw_graphs = lambda *_, **__: (None, None)
     if "attached_loggers" in getattr(catching_logs, "__slots__", ()):
         catching_logs.__enter__ = _heard_by_few(_loggers())  # type: ignore[method-assign]
     database = sys.modules.get("torch.testing._internal.common_utils")

@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,11 @@ import pytest
 
 THOROUGH = bool(os.environ.get("REGRAFT_TEST_THOROUGH"))
 
+_WHY = "REGRAFT_TEST_THOROUGH is not set"
 ROW = pytest.StashKey[int]()
 """Which of the rows of its file that run a row is, from 0; a test without parameters is a row."""
 
-in_thorough_runs = pytest.mark.skipif(not THOROUGH, reason="REGRAFT_TEST_THOROUGH is not set")
+in_thorough_runs = pytest.mark.skipif(not THOROUGH, reason=_WHY)
 """For a test that is expensive, and whose parts others test at less cost: left out of short runs."""
 
 
@@ -63,7 +64,7 @@ def leave_out_turns(items: Sequence[pytest.Item]) -> None:
         for item in same:
             value = _values(item, parameters)
             if values[_turn(numbers[value], len(values))] != value:
-                item.add_marker(pytest.mark.skip(reason="REGRAFT_TEST_THOROUGH is not set: another row has this turn"))
+                item.add_marker(pytest.mark.skip(reason=f"{_WHY}: another row has this turn"))
             numbers[value] += 1
     for same in _rows(items, "one_row_in"):
         (step,) = same[0].get_closest_marker("one_row_in").args
@@ -71,14 +72,14 @@ def leave_out_turns(items: Sequence[pytest.Item]) -> None:
         several = len(same[0].callspec.params) > 1
         for k, item in enumerate(left):
             if (_turn(k, step) if several else k % step) != 0:
-                item.add_marker(pytest.mark.skip(reason=f"REGRAFT_TEST_THOROUGH is not set: one row in {step}"))
+                item.add_marker(pytest.mark.skip(reason=f"{_WHY}: one row in {step}"))
 
 
 def number_rows(items: Iterable[pytest.Item]) -> None:
-    """Tell each row that is not left out its number (`ROW`)."""
+    """Tell each row its number (`ROW`), but for those that are left to thorough runs."""
     rows: dict[Path, int] = defaultdict(int)
     for item in items:
-        if not _left_out(item):
+        if not any(mark.kwargs.get("reason", "").startswith(_WHY) for mark in _skips(item)):
             item.stash[ROW] = rows[item.path]
             rows[item.path] += 1
 
@@ -93,8 +94,13 @@ def _rows(items: Sequence[pytest.Item], marker: str) -> list[list[Any]]:
 
 
 def _left_out(item: Any) -> bool:
-    conditions = (mark.args for mark in item.iter_markers("skipif"))
-    return item.get_closest_marker("skip") is not None or any(given and given[0] is True for given in conditions)
+    return any(True for _ in _skips(item))
+
+
+def _skips(item: Any) -> Iterator[Any]:
+    """The marks for which a row is skipped, whatever the reason."""
+    yield from item.iter_markers("skip")
+    yield from (mark for mark in item.iter_markers("skipif") if mark.args and mark.args[0] is True)
 
 
 def _values(item: Any, parameters: Sequence[str]) -> str:
