@@ -7,7 +7,8 @@
 Types are those of `transformers`, with two layers a stack, small widths, long rows (a bias that grows with the distance
 is rounded at a distance) and a padding mask. Outputs are in bfloat16, of weights rounded to it; gradients are taken
 under autocast, without dropout; `--dtype float32` compares both in float32. Errors are relative, of all outputs or all
-gradients as one vector. Every rewrite that is legal is applied, faster or not. Each type runs in a process of its own.
+gradients as one vector. Every rewrite that is legal is applied, faster or not. Each type runs in a process of its own;
+with CUDA_LAUNCH_BLOCKING=1 a row says which call failed on a GPU.
 Exit status: 1 if an error is more than 1.5 times eager's.
 
 A simulated GPU gets the graphs, templates and kernels of a Hopper GPU, and Triton's interpreter runs them on the CPU.
@@ -23,8 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -148,7 +150,8 @@ def gradients(
         return [None if p.grad is None else p.grad.double().clone() for p in module.parameters()]
 
     exact = by_eager(run, wide, wide, torch.float64, False)
-    eager = by_eager(run, single, single, torch.float32, low)
+    plain = copy.deepcopy(single)  # a model may keep what it computed
+    eager = by_eager(run, plain, plain, torch.float32, low)
     compiled = torch.compile(single, backend=backend(), dynamic=dynamic)
     return error(eager, exact), error(run(single, compiled, torch.float32, low), exact)
 
@@ -174,6 +177,7 @@ def one(
             row[what.__name__] = str(failed)[:100]
         except Exception as failed:
             row[what.__name__] = f"{type(failed).__name__}: {failed}"[:200]
+            row["raised in"] = [f"{x.name}: {x.line}" for x in traceback.extract_tb(failed.__traceback__)][-3:]
     print(json.dumps(row), flush=True)
 
 
@@ -191,9 +195,9 @@ def started(kind: str, device: str, seq: int, flags: list[str], end: float) -> d
         except subprocess.TimeoutExpired:
             return {"type": kind, "outputs": f"more than {SECONDS} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return (
-        json.loads(lines[-1]) if lines else {"type": kind, "outputs": f"exit {done.returncode}: {done.stderr[-200:]}"}
-    )
+    row = json.loads(lines[-1]) if lines else {"type": kind, "outputs": f"exit {done.returncode}: {done.stderr[-200:]}"}
+    left_out = [line for line in done.stderr.splitlines() if line.startswith("regraft: ")]
+    return row | ({"left out of it": left_out} if left_out else {})
 
 
 def is_wrong(pair: Any, noise: float) -> bool:
@@ -221,8 +225,9 @@ def main(  # noqa: PLR0913 - the command's options
     flags = ["--dtype", dtype, "--mask" if mask else "--no-mask", "--dynamic" if dynamic else "--no-dynamic"]
     rows = []
     with ThreadPoolExecutor(jobs) as pool:
-        for row in pool.map(lambda kind: started(kind, device, seq, flags, end), types.split(",")):
-            rows.append(row)
+        begun = [pool.submit(started, kind, device, seq, flags, end) for kind in types.split(",")]
+        for done in as_completed(begun):
+            rows.append(row := done.result())
             if to:
                 with Path(to).open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
@@ -233,6 +238,9 @@ def main(  # noqa: PLR0913 - the command's options
         table.add_row(kind, what, pair if isinstance(pair, str) else f"{pair[0]:.1e}, {pair[1]:.1e}")
     console = Console(width=160)
     console.print(table)
+    for row in rows:
+        for line in row.get("left out of it", ()):
+            console.print(f"{row['type']}: {line}")
     console.print(
         f"{len(compared)} compared, {len(wrong)} worse; not built: {[r['type'] for r in rows if 'not built' in r]}"
     )

@@ -3,7 +3,8 @@
     gpu = SimulatedGpu(monkeypatch, folder)
     torch.compile(model, backend=gpu)(**inputs)      passes, templates and schedules of a Hopper GPU; forward, backward
 
-Matches before autograd are the CPU's. Libraries' calls are the CPU's as well. What a kernel is to write is NaN before.
+Attention gets a GPU's kernels (`cuda_attention`). Other matches before autograd are the CPU's, and so are other calls
+of libraries. What a kernel is to write is NaN before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from regraft.compiler.codegen.generate import generate_kernels
 from regraft.compiler.codegen.kernel_call import KernelCall, evaluate
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.ir.program import Buffer
+from regraft.patterns import attention_cuda, attention_kernels
+from regraft.rewrites import driver
 
+from . import cuda_attention
 from .offline_gpu import on_cuda
 from .template_oracle import with_fake_hopper
 from .training_attention import GraphInterpreter, TrainingBackend, TrainingCompilation
@@ -46,6 +50,9 @@ class SimulatedGpu(TrainingBackend):
         super().__init__(**{"verify": "off", **options})
         with_fake_hopper(monkeypatch, folder)
         self.launched: list[Kernel] = []
+        for patterns in (attention_kernels, attention_cuda):
+            monkeypatch.setattr(patterns, "device_of", lambda match: "cuda")
+        monkeypatch.setattr(driver, "example", lambda fact, value: None)  # there is no memory for it
         monkeypatch.setattr(triton, "build", self._built)
         monkeypatch.setattr(triton, "begin", lambda kernels: None)
         monkeypatch.setattr(KernelCall, "_empty", staticmethod(_unwritten))
@@ -92,6 +99,8 @@ class _Interpreter(GraphInterpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(target, KernelCall):
             return target(*args)
+        if target in cuda_attention.KERNELS:
+            return cuda_attention.run(target, args, kwargs)
         if target in _WIDENED:
             return _WIDENED[target](*args)
         return super().call_function(target, args, kwargs)

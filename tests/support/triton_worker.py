@@ -149,6 +149,7 @@ def _patch() -> None:
         return interpreter.TensorHandle(np.array(before, np.uint16).reshape(values.data.shape), tl.bfloat16)
 
     interpreter.InterpreterBuilder.create_atomic_rmw = combine_halves
+    _guard(interpreter.InterpreterBuilder)
     patch_tensor = interpreter._patch_lang_tensor
 
     def patched_tensor(tensor, scope):
@@ -258,6 +259,56 @@ def _combined(self, left, right, values):
     return [np.broadcast_to(x, y.shape).astype(y.dtype) for x, y in zip(arrays, left, strict=True)]
 
 
+class _Memory:
+    """Where the arguments of a launch lie; what a kernel touches beside them stops it, as it may a GPU."""
+
+    def __init__(self) -> None:
+        self.begins, self.ends = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+
+    def hold(self, arguments) -> None:
+        spans = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in arguments if isinstance(x, torch.Tensor))
+        joined = []
+        for begin, end in spans:
+            if joined and begin < joined[-1][1]:
+                joined[-1][1] = max(joined[-1][1], end)
+            else:
+                joined.append([begin, end])
+        self.begins, self.ends = np.array(joined, np.uint64).reshape(-1, 2).T
+
+    def check(self, pointers, mask) -> None:
+        inside = np.broadcast_to(np.asarray(mask.data, bool), pointers.data.shape)
+        places = pointers.data[inside]
+        if not places.size:
+            return
+        size = np.dtype(interpreter._get_np_dtype(pointers.get_element_ty())).itemsize
+        span = np.searchsorted(self.begins, places, "right") - 1
+        if (span < 0).any() or (places + size > self.ends[span]).any():
+            raise IndexError(f"touches {places.min()} to {places.max()} of {self.begins} to {self.ends}")
+
+
+_MEMORY = _Memory()
+
+
+def _guard(builder) -> None:
+    """Loads, stores and atomic operations look where they go."""
+    load, store, combine = builder.create_masked_load, builder.create_masked_store, builder.create_atomic_rmw
+
+    def guarded_load(self, pointers, mask, *rest):
+        _MEMORY.check(pointers, mask)
+        return load(self, pointers, mask, *rest)
+
+    def guarded_store(self, pointers, value, mask, *rest):
+        _MEMORY.check(pointers, mask)
+        return store(self, pointers, value, mask, *rest)
+
+    def guarded_combine(self, operation, pointers, values, mask, *rest):
+        _MEMORY.check(pointers, mask)
+        return combine(self, operation, pointers, values, mask, *rest)
+
+    builder.create_masked_load, builder.create_masked_store = guarded_load, guarded_store
+    builder.create_atomic_rmw = guarded_combine
+
+
 def _widened(x):
     if x.dtype != tl.bfloat16:
         return x
@@ -288,8 +339,10 @@ def _module(source):
 def _run(source, calls):
     module = _module(source)
     for function, programs, arguments in calls:
+        given = [_typed(argument) for argument in arguments]
+        _MEMORY.hold(given)
         if programs:
-            getattr(module, function)[(programs,)](*map(_typed, arguments))
+            getattr(module, function)[(programs,)](*given)
     return [arguments for _, _, arguments in calls]
 
 

@@ -174,3 +174,13 @@ def test_the_sign_of_a_zero_that_is_chosen_is_kept(dtype):
     (code,) = compile_for(kernel_source(kernel), 90)
     assert "mov.b32 %r" in code and "0x80000000;" in code
     assert not re.search(r"selp\.f\d+ .*0f80000000|selp\.f64 .*0d8000000000000000", code)
+
+
+@pytest.mark.parametrize("read", ["n", "8"])
+def test_what_is_touched_beside_the_arguments_stops_the_interpreter(read):
+    source = module_text(["@triton.jit\ndef copy(x_ptr, y_ptr, n):\n    i = tl.arange(0, 16)\n"
+                          f"    tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < {read}), mask=i < n)\n"])  # fmt: skip
+    ((_, copied, _),) = interpreter().run(source, [("copy", 1, [torch.arange(8.0), torch.zeros(8), 8])])
+    assert torch.equal(copied, torch.arange(8.0))
+    with pytest.raises(AssertionError, match="IndexError"):
+        interpreter().run(source, [("copy", 1, [torch.arange(8.0), torch.zeros(8), 9])])
