@@ -293,17 +293,17 @@ def _guard(builder) -> None:
     """Loads, stores and atomic operations look where they go."""
     load, store, combine = builder.create_masked_load, builder.create_masked_store, builder.create_atomic_rmw
 
-    def guarded_load(self, pointers, mask, *rest):
+    def guarded_load(self, pointers, mask, *rest, **named):
         _MEMORY.check(pointers, mask)
-        return load(self, pointers, mask, *rest)
+        return load(self, pointers, mask, *rest, **named)
 
-    def guarded_store(self, pointers, value, mask, *rest):
+    def guarded_store(self, pointers, value, mask, *rest, **named):
         _MEMORY.check(pointers, mask)
-        return store(self, pointers, value, mask, *rest)
+        return store(self, pointers, value, mask, *rest, **named)
 
-    def guarded_combine(self, operation, pointers, values, mask, *rest):
+    def guarded_combine(self, operation, pointers, values, mask, *rest, **named):
         _MEMORY.check(pointers, mask)
-        return combine(self, operation, pointers, values, mask, *rest)
+        return combine(self, operation, pointers, values, mask, *rest, **named)
 
     builder.create_masked_load, builder.create_masked_store = guarded_load, guarded_store
     builder.create_atomic_rmw = guarded_combine
