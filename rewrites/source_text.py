@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from types import CodeType
 from typing import Any
 
@@ -28,11 +28,22 @@ def source_text(function: Callable[..., Any], seen: frozenset[int] = frozenset()
         parts = (function.func, function.args, tuple(function.keywords.items()))
         return "\n".join(_content(part, seen) for part in parts)
     try:
-        text = textwrap.dedent(inspect.getsource(function))
+        text = _lines(function)
     except (OSError, TypeError):
         code = getattr(function, "__code__", None)
         text = _code(code) if code else repr(getattr(function, "__name__", type(function).__name__))
     return "\n".join([text, *(_content(value, seen) for value in _read_by(function))])
+
+
+def _lines(function: Callable[..., Any]) -> str:
+    """The lines of a source file; a check makes many rules of the same functions."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return textwrap.dedent(inspect.getsource(function)) if code is None else _lines_of(code)
+
+
+@cache
+def _lines_of(code: CodeType) -> str:
+    return textwrap.dedent(inspect.getsource(code))
 
 
 def _code(code: CodeType) -> str:

@@ -6,9 +6,11 @@ all modules over and over; each `torch.manual_seed` writes the stack as text, on
 not been used yet (2 ms in all, from inside a test), and each mode of fake tensors keeps it; and `make_fx` has calls of
 modules pass through a tracer that does nothing with them, at which Python looks at every class below
 `torch.nn.Module`. For each compilation torch makes states of random numbers that nobody draws, and writes its options
-as text, and those of trainings, joint graphs and their parts, too. In each phase of a test, pytest listens to the fifty
-loggers of torch that do not propagate. Half the time of drawing samples from torch's database of operators goes to
-looking for the method of a `unittest.TestCase` on the stack, line by line of its source.
+as text, and those of trainings, joint graphs and their parts, too. Beside the value of a node, its dtype, strides and
+the like are noted, of which the parts of torch that compile ask no more than whether they are there. In each phase of
+a test, pytest listens to the fifty loggers of torch that do not propagate. Half the time of drawing samples from
+torch's database of operators goes to looking for the method of a `unittest.TestCase` on the stack, line by line of its
+source.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from torch._dynamo import utils as dynamo_utils
 from torch._functorch._aot_autograd import graph_compile
 from torch._subclasses import fake_tensor
 from torch.fx import _symbolic_trace
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+from torch.fx.passes.shape_prop import TensorMetadata
 
 _STACKS = types.SimpleNamespace(format_stack=list)
 _UNKEPT_STACKS = types.SimpleNamespace(**{**vars(traceback), "extract_stack": traceback.StackSummary})
@@ -54,6 +58,7 @@ def quieten() -> None:
         setattr(dynamo_utils, name, _not_logged)
     graph_compile._log_joint_graph = _not_logged  # type: ignore[assignment]
     graph_compile._log_fw_bw_graphs = lambda *_, **__: (None, None)
+    proxy_tensor._extract_tensor_metadata = lambda _: _SOME_METADATA  # type: ignore[attr-defined]
     if "attached_loggers" in getattr(catching_logs, "__slots__", ()):
         catching_logs.__enter__ = _heard_by_few(_loggers())  # type: ignore[method-assign]
     database = sys.modules.get("torch.testing._internal.common_utils")
@@ -99,6 +104,7 @@ def _not_logged(*_: Any, **__: Any) -> None:
     """Debug messages that nobody has asked for."""
 
 
+_SOME_METADATA = TensorMetadata(torch.Size(), torch.float32, False, (), None, False, {})
 _NO_NUMBERS = torch.empty(0)
 
 

@@ -25,7 +25,7 @@ from ..cpp.test_kernels import PROGRAMS
 from ..cpp.test_reductions import close, elements, fold_kernel, whole
 
 R, S = torch.randn, torch.empty  # S: where sizes are all that counts
-F32 = torch.float32
+F32, I64 = torch.float32, torch.int64
 
 
 def near():
@@ -56,11 +56,19 @@ def sizes(blocks):
         (lambda x: x.t().contiguous(), [S(256, 256)], (32, 32, 2)),
         # Indices that are read: along j elements are 512 apart, along i close by, as far as can be told.
         (lambda x: x.gather(-1, near()).transpose(1, 2).contiguous(), [S(64, 512, 512)], (64, 64, 8)),
-        (lambda x, i: x.transpose(1, 2).gather(-1, i), [S(64, 512, 512), S(64, 512, 512).long()], (64, 64, 8)),
+        (
+            lambda x, i: x.transpose(1, 2).gather(-1, i),
+            [S(64, 512, 512), S(64, 512, 512, dtype=I64)],
+            (64, 64, 8),
+        ),
         (lambda x: x.gather(-1, near()).transpose(1, 2).softmax(-1), [S(64, 512, 512)], (16, 512, 16)),
         (lambda x: x.gather(-1, near()).softmax(-1), [S(64, 512, 512)], (2, 512, 4)),
-        (lambda x, i: x.gather(-1, i), [S(64, 512, 512), S(64, 512, 512).long()], (2, 512, 4)),
-        (lambda x, i, j: x[i, j], [S(512, 512), S(512, 512).long(), S(512, 512).long()], (1, 512, 8)),
+        (lambda x, i: x.gather(-1, i), [S(64, 512, 512), S(64, 512, 512, dtype=I64)], (2, 512, 4)),
+        (
+            lambda x, i, j: x[i, j],
+            [S(512, 512), S(512, 512, dtype=I64), S(512, 512, dtype=I64)],
+            (1, 512, 8),
+        ),
         (lambda x: x.softmax(-1), [S(2048, 1024)], (1, 1024, 4)),
         (lambda x: x.softmax(-1), [S(2048, 4096)], (1, 4096, 16)),
         (lambda x: x.softmax(-1), [S(2048, 50000)], (1, 2048, 8)),
@@ -236,11 +244,11 @@ WIDE = re.compile(r"(ld|st)\.global(?:\.\w+)*?\.(?:v4\.b32|v2\.b64)")
     ("function", "inputs"),
     [
         (lambda x, b: F.gelu(x + b), [S(8192, 768), S(768)]),
-        (lambda x, b: F.gelu(x + b), [S(8192, 768).bfloat16(), S(768).bfloat16()]),
-        (lambda x, b: (x + b).relu(), [S(8192, 770).bfloat16(), S(8192, 1).bfloat16()]),
-        (lambda x: F.layer_norm(x, (1024,)), [S(4096, 1024).bfloat16()]),
+        (lambda x, b: F.gelu(x + b), [S(8192, 768, dtype=torch.bfloat16), S(768, dtype=torch.bfloat16)]),
+        (lambda x, b: (x + b).relu(), [S(8192, 770, dtype=torch.bfloat16), S(8192, 1, dtype=torch.bfloat16)]),
+        (lambda x: F.layer_norm(x, (1024,)), [S(4096, 1024, dtype=torch.bfloat16)]),
         (lambda x: x.t().contiguous(), [S(2048, 2048)]),
-        (lambda x: x.t().contiguous(), [S(2048, 2048).bfloat16()]),
+        (lambda x: x.t().contiguous(), [S(2048, 2048, dtype=torch.bfloat16)]),
     ],
 )
 def test_accesses_are_of_16_bytes(function, inputs):
@@ -250,7 +258,7 @@ def test_accesses_are_of_16_bytes(function, inputs):
 
 
 def test_so_are_loads_of_column_sums():
-    kernel = kernels(lambda x: x.sum(0), S(512, 50256).bfloat16())[0]
+    kernel = kernels(lambda x: x.sum(0), S(512, 50256, dtype=torch.bfloat16))[0]
     (assembly,) = compile_for(kernel_source(kernel), 90, aligned=True)
     assert {found.group(1) for found in WIDE.finditer(assembly)} >= {"ld"}
 

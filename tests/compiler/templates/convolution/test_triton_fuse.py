@@ -39,8 +39,8 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReq
 
 
 def empty(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
-    made = torch.empty(sizes, dtype=dtype)
-    return made.to(memory_format=torch.channels_last) if len(sizes) == 4 and sizes[1] > 1 else made
+    last = len(sizes) == 4 and sizes[1] > 1
+    return torch.empty(sizes, dtype=dtype, memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 def fuse(
