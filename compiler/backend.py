@@ -69,7 +69,7 @@ from .runtime.gc_pause import collected_once
 from .runtime.graph_cache.entry import Entry, recall, save
 from .runtime.graph_cache.key import graph_key
 from .runtime.graph_cache.training import Step, step_of
-from .runtime.overlaps import at_their_places, places_of
+from .runtime.overlaps import apart_from_written, at_their_places, places_of
 from .stages import Stages
 
 logger = logging.getLogger("regraft")
@@ -99,10 +99,10 @@ def backend(
         OptionError: an unknown mode, option, value or rule; the message lists the valid ones.
     """
     finish_before_forks()
-    places = places_of(gm, example_inputs)
+    places, apart = places_of(gm, example_inputs), apart_from_written(gm, example_inputs)
     with collected_once():
         compiled = Compilation(gm, example_inputs, Options.parse(mode, options)).run()
-    return at_their_places(compiled, gm, places)
+    return at_their_places(compiled, gm, places, apart)
 
 
 class Compilation:

@@ -1,9 +1,10 @@
 """Inputs that overlap in memory: what is compiled for some places is not right for others.
 
     x, y = t[0:5], t[3:8]      x.add_(1); y + 1      compiled; with t[0:5] and t[4:9] it runs as it was written
+    x, y = t[0:5], u[0:5]      x.add_(1); y + 1      compiled; with t[0:5] and t[3:8] it runs as it was written
 
 Where one of them is written, AOTAutograd makes one tensor of them, and of it the inputs again, at the offsets that it
-has seen. Dynamo guards that they overlap in some way, not in which.
+has seen. Dynamo guards that they overlap in some way, not in which; and nothing at all where each had its own memory.
 """
 
 from __future__ import annotations
@@ -16,24 +17,41 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.compat.memory import storage_key
+from ...rewrites.graph import nodes_in
 from ...rewrites.symbolic import hint
 
 _Place = tuple[int, int, int]  # an input, the first that lies in its memory, and the offset there
 
 
 def at_their_places(
-    compiled: Callable[..., Any], program: Callable[..., Any], places: Sequence[_Place]
+    compiled: Callable[..., Any],
+    program: Callable[..., Any],
+    places: Sequence[_Place],
+    apart: Sequence[int] = (),
 ) -> Callable[..., Any]:
-    """`compiled`, but `program` for inputs that lie otherwise; where no inputs overlapped, `compiled` itself."""
-    if not places:
+    """`compiled`, but `program` for inputs that lie otherwise.
+
+    Args:
+        compiled: what is returned itself where nothing needs to be looked at.
+        program: what it was compiled from.
+        places: as `places_of` found them.
+        apart: as `apart_from_written` found them.
+    """
+    if not places and not apart:
         return compiled
 
     def run(*inputs: Any) -> Any:
         met = all(_lies(inputs[k], inputs[first], offset) for k, first, offset in places)
-        return compiled(*inputs) if met else program(*inputs)
+        return compiled(*inputs) if met and not _meet([inputs[k] for k in apart]) else program(*inputs)
 
     return run
+
+
+def _meet(inputs: Sequence[torch.Tensor]) -> bool:
+    keys = {storage_key(x) for x in inputs}
+    return len(keys) < len(inputs) and bool(_shared(inputs))
 
 
 def places_of(program: fx.GraphModule, inputs: Sequence[Any]) -> list[_Place]:
@@ -45,6 +63,39 @@ def places_of(program: fx.GraphModule, inputs: Sequence[Any]) -> list[_Place]:
     places = [(k, own[0], hint(inputs[k].storage_offset())) for own in shared for k in own]
     known = all(offset is not None for _, _, offset in places)
     return places if known and any(map(_may_write, program.graph.nodes)) else []
+
+
+def apart_from_written(program: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
+    """Inputs one of which the program may write to, each with memory of its own that no module or optimizer holds."""
+    placeholders = program.graph.find_nodes(op="placeholder")
+    found: dict[int, int] = {}
+    try:
+        for number, (node, x) in enumerate(zip(placeholders, inputs, strict=False)):
+            if isinstance(x, torch.Tensor) and x.layout == torch.strided and not compat.is_held(node):
+                found.setdefault(storage_key(x), number)
+        written = _memories_written(program)
+    except (RuntimeError, NotImplementedError):  # tensors without memory of their own
+        return []
+    memories = [_seen(placeholders[k]) for k in found.values()]
+    touched = written is None or any(x is None or storage_key(x) in written for x in memories)
+    return list(found.values()) if len(found) > 1 and touched else []
+
+
+def _memories_written(program: fx.GraphModule) -> set[int] | None:
+    """Of the tensors that Dynamo has seen, the memories that may be written to; None if that is not known."""
+    found: set[int] = set()
+    for node in filter(_may_write, program.graph.nodes):
+        targets = node.args[:1] if node.op == "call_method" else (node.args, node.kwargs)
+        values = [_seen(read) for read in nodes_in(targets)]
+        if node.op == "call_module" or None in values:
+            return None
+        found.update(storage_key(x) for x in values if isinstance(x, torch.Tensor) and x.layout == torch.strided)
+    return found
+
+
+def _seen(node: fx.Node) -> Any:
+    """What Dynamo has made of a value, whose memory is not that of the input."""
+    return node.meta.get("example_value")
 
 
 def _may_write(node: fx.Node) -> bool:

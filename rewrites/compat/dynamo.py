@@ -207,6 +207,11 @@ def is_module_state(placeholder: fx.Node) -> bool:
     return placeholder.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") == "unguarded"
 
 
+def is_held(placeholder: fx.Node) -> bool:
+    """Whether an input of Dynamo's graph is a tensor that a module or an optimizer holds."""
+    return "_dynamo_static_input_type" in placeholder.meta.get("tensor_dict", {})
+
+
 def on_reset(backend: Callable[..., Any], action: Callable[[], None]) -> None:
     """Have ``torch._dynamo.reset`` call `action` where this backend was used: it looks for an attribute `reset`."""
     backend.reset = action  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ import torch
 from support.thorough import one_row_in, takes_turns
 
 import regraft  # noqa: F401 (registers the backend)
-from regraft.compiler.runtime.overlaps import places_of
+from regraft.compiler.runtime.overlaps import apart_from_written, places_of
 
 PLACES = [(0, 3), (0, 5), (0, 0), (0, 4), (4, 0), (2, 3), (5, 8), (6, 0)]
 FUNCTIONS = {
@@ -41,3 +41,35 @@ def test_only_inputs_that_overlap_and_may_be_written_are_looked_at():
     assert places_of(writes, [x, 3, y, torch.ones(2)]) == [(0, 0, 0), (2, 0, 3)]
     assert not places_of(writes, [*_given(0, 5), torch.ones(2), None]) and not places_of(writes, [x])
     assert not places_of(torch.fx.symbolic_trace(lambda x, y: torch.sin(x) + y), [x, y])
+
+
+@takes_turns("dynamic")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_inputs_that_had_memory_of_their_own(name, dynamic):
+    torch.compiler.reset()
+    function = FUNCTIONS[name]
+    compiled = torch.compile(function, backend="regraft", dynamic=dynamic)
+    apart, once_more = (torch.arange(5.0), torch.ones(5)), (torch.arange(5.0), torch.ones(5))
+    torch.testing.assert_close(compiled(*apart), function(*once_more))
+    for place in PLACES:
+        own, eager = _given(*place), _given(*place)
+        torch.testing.assert_close(compiled(*own), function(*eager))
+        torch.testing.assert_close(own, eager)
+
+
+def test_only_inputs_beside_a_written_one_are_looked_at():
+    seen = []
+
+    def backend(gm, inputs):
+        seen.append(apart_from_written(gm, inputs))
+        return gm
+
+    norm = torch.nn.BatchNorm1d(5)
+    x, y = torch.ones(2, 5), torch.ones(2, 5)
+    for program in (lambda x, y: x + y, lambda x, y: (x + y).add_(1)):
+        torch.compile(program, backend=backend)(x, y)
+    torch.compile(lambda x, y: x[0].add_(y), backend=backend)(x, y[0])
+    torch.compile(lambda x, y: torch.sin(y, out=x), backend=backend)(x, y)
+    torch.compile(lambda x, y: x.add_(norm.weight), backend=backend)(x, y)
+    assert seen == [[], [], [0, 1], [0, 1], []]
