@@ -199,21 +199,24 @@ def _running(part: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequen
     def run(*values: Any) -> list[Any]:
         known, leave = dict(zip(inputs, values, strict=True)), list[fx.Node]()
         ends = {_name(node): node for node in part}
-        constant = list[fx.Node]()  # values made since gradients were disabled
+        constant = [list[fx.Node]()]  # values made since gradients were disabled, of each level
         try:
             for node in part:
                 if _name(node) in _HOOKS:
                     continue
                 known[node] = _called(node, known)
                 if node.target is compat.SET_GRAD_MODE:
-                    known |= {made: compat.tree_map(_fresh, known[made]) for made in constant}
-                    constant = []
+                    known |= {made: compat.tree_map(_fresh, known[made]) for made in constant[-1]}
+                    constant[-1] = []
                 elif not torch.is_grad_enabled():
-                    constant.append(node)
+                    constant[-1].append(node)
                 if _name(node) in _LEVELS:
                     leave.append(ends[_LEVELS[_name(node)]])
+                    constant.append([])
                 elif _name(node) in _LEVELS.values():
                     leave.pop()
+                    inner = constant.pop()
+                    constant[-1] += [made for made in inner if any(user not in known for user in made.users)]
         finally:
             for end in reversed(leave):
                 _called(end, known)

@@ -190,6 +190,18 @@ def test_derivatives(name, gradients, dynamic):
     assert not found.fallbacks and not found.faults
 
 
+@one_row_in(2)
+@pytest.mark.parametrize("name", [name for name in DERIVATIVES if name != "constants in constants"])
+def test_derivatives_where_gradients_are_disabled(name):
+    """All but those of programs that enable them again."""
+    torch._dynamo.reset()
+    compiled = torch.compile(DERIVATIVES[name], backend="regraft", options={"rng": "eager"})
+    with regraft.coverage() as found, torch.no_grad():
+        seen = [observed(program, X, False) for program in (compiled, DERIVATIVES[name])]
+        torch.testing.assert_close(*seen)
+    assert not found.fallbacks and not found.faults
+
+
 def observed(program, x, gradients):
     torch.manual_seed(3)
     given = x.clone().requires_grad_(gradients)
