@@ -1,4 +1,4 @@
-"""Calls that eager refuses: dims out of range, and operators without a kernel for a dtype, though a formula exists.
+"""Calls that eager refuses: dims out of range, indices into nothing, and operators without a kernel for a dtype, though a formula exists.
 
 Tracing on metadata does not notice, so a kernel of ours would compute what eager does not. Such calls stay ATen's,
 which raises eager's error when the program runs. Where a later version of torch computes one, the call is merely kept.
@@ -62,6 +62,8 @@ _WITH_MODES = (
     "aten.index_reduce.default", "aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar",
     "aten.rsub.Tensor", "aten.rsub.Scalar",
 )  # fmt: skip
+# Which look at no index where there is nothing to look up, and eager's does.
+_LOOK_UPS = ("aten.index.Tensor", "aten.index_put.default", "aten.index_select.default", "aten.embedding.default")
 _REDUCTIONS_BY_INDEX = ("prod", "mean", "amax", "amin")
 _SCANS = ("aten.cumsum.default", "aten.cumprod.default")
 _BITS = ("aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", "aten.bitwise_not")
@@ -90,6 +92,8 @@ def refused(node: fx.Node) -> str | None:
     if against is not None or not dtypes:
         return against
     device = tensors[0].device.type
+    if name in _LOOK_UPS and any(type(size) is int and size == 0 for size in tensors[0].shape):
+        return "eager may refuse an index into a dim of size 0"
     if name in _WITH_MODES and _refused_mode(node, dtypes):
         return "eager refuses this mode of it"
     if _refused_alike(name, dtypes, device) or _refused_mixture(name, dtypes, device, node):

@@ -28,6 +28,20 @@ def test_calls_that_eager_refuses_raise_its_error(function):
     assert str(ours.value) == str(eager.value)
 
 
+@pytest.mark.parametrize("function", [
+    lambda x: x[:, [0, 1]], lambda x: x.index_put((torch.tensor([3]),), torch.tensor(1.0)),
+    lambda x: x.index_select(1, torch.tensor([0])), lambda x: F.embedding(torch.tensor([0]), x),
+])  # fmt: skip
+def test_indices_into_nothing_raise(function):
+    x = ONES.flatten(1)[:0, :0]
+    with pytest.raises((IndexError, RuntimeError)) as eager:
+        function(x)
+    torch._dynamo.reset()
+    with pytest.raises(type(eager.value)) as ours:
+        torch.compile(function, backend="regraft", options={"strict": True})(x)
+    assert str(ours.value) == str(eager.value)
+
+
 INDEX = torch.tensor([0, 1])
 
 
