@@ -1,4 +1,4 @@
-"""Calls that eager refuses: dims out of range, indices into nothing, and operators without a kernel for a dtype, though a formula exists.
+"""Calls that eager refuses: by a dim, an index into nothing, or a dtype without a kernel, though a formula exists.
 
 Tracing on metadata does not notice, so a kernel of ours would compute what eager does not. Such calls stay ATen's,
 which raises eager's error when the program runs. Where a later version of torch computes one, the call is merely kept.
