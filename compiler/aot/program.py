@@ -75,22 +75,32 @@ class Program:
 def export_model(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
-    """Export a model for inference.
+    """Export a model for inference; of a tensor that is given twice, the second is a copy, or both would be one.
 
     Raises:
         AotError: torch cannot export it; the message is torch's.
     """
+    met = set[int]()
+    args, named = compat.tree_map(lambda x: _apart(x, met), (args, dict(kwargs or {})))
     try:
         with torch.no_grad():
             try:
                 with export.any_size(), export.any_convolution():
-                    return torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+                    return torch.export.export(model, args, named, dynamic_shapes=dynamic_shapes)
             except Exception:
                 if dynamic_shapes is None:
                     raise
-                return torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+                return torch.export.export(model, args, named, dynamic_shapes=dynamic_shapes)
     except Exception as error:
         raise AotError(f"torch.export cannot export the model: {type(error).__name__}: {error}") from error
+
+
+def _apart(x: Any, met: set[int]) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    again = id(x) in met
+    met.add(id(x))
+    return x.clone() if again else x
 
 
 def program_of(exported: torch.export.ExportedProgram, cloned: Sequence[int] = ()) -> Program:

@@ -11,6 +11,8 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ...rewrites.compat import export
 from .errors import AotError
 
@@ -31,6 +33,8 @@ def structure_json(structure: Any) -> Any:
         return {kind.__name__: len(parts), "of": parts}
     if issubclass(kind, tuple) and fields is not None:
         return {"namedtuple": kind.__name__, "fields": list(fields), "of": parts}
+    if _is_torchs(kind):
+        return {"torch": kind.__name__, "of": parts}
     keys = (
         context[1]
         if isinstance(context, (list, tuple)) and len(context) == 2 and isinstance(context[1], list)
@@ -39,6 +43,11 @@ def structure_json(structure: Any) -> Any:
     if isinstance(keys, (list, tuple)) and len(keys) == len(parts) and all(isinstance(key, _KEYS) for key in keys):
         return {"dict": list(keys), "of": parts}
     raise AotError(f"inputs and results may be nested in lists, tuples, dicts and named tuples, not in {kind.__name__}")
+
+
+def _is_torchs(kind: type) -> bool:
+    """Whether it is a type of what torch's functions return: `torch.return_types.sort`."""
+    return getattr(torch.return_types, kind.__name__, None) is kind
 
 
 def build(structure: Any, leaves: Iterator[Any]) -> Any:
@@ -52,6 +61,8 @@ def build(structure: Any, leaves: Iterator[Any]) -> Any:
         return parts
     if "namedtuple" in structure:
         return namedtuple(structure["namedtuple"], structure["fields"])(*parts)  # type: ignore[misc]
+    if "torch" in structure:
+        return getattr(torch.return_types, structure["torch"])(parts)
     return dict(zip(structure["dict"], parts, strict=True))
 
 

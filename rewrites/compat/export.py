@@ -5,6 +5,7 @@ Every function here wraps exactly one internal fact of torch and says which.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -234,8 +235,22 @@ def compiling_export(facts: SizeFacts) -> Iterator[None]:
     """Compile with these sizes: none is taken to be 0 or 1, nor taken not to be, unless the program depends on it."""
     from torch._guards import tracing
 
-    with tracing(facts.context), any_size(), any_convolution():
+    with tracing(facts.context), any_size(), any_convolution(), _checks_without_tokens():
         yield
+
+
+@contextlib.contextmanager
+def _checks_without_tokens() -> Iterator[None]:
+    """What raises where a factorization has failed is kept by itself, and not by tokens, as with torch 2.13."""
+    check = torch.ops.aten._linalg_check_errors.default
+    holder = torch._library.simple_registry.singleton.find(check._name).effect  # type: ignore[attr-defined]
+    effect = holder.effect
+    fx.node.has_side_effect(check)
+    holder.register(None)
+    try:
+        yield
+    finally:
+        holder.register(effect)
 
 
 def mark_module_state(placeholder: fx.Node) -> None:
@@ -302,6 +317,7 @@ def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
 
 
 def tree_parts(structure: Any) -> tuple[Any, Any, list[Any]]:
-    """Type, context and children of a structure; the type is None for a leaf."""
+    """Type, context and children of a structure; the type is None for a leaf. A named tuple's is its own class."""
     children = structure.children() if callable(getattr(structure, "children", None)) else structure.children_specs
-    return structure.type, structure.context, list(children)
+    named = structure.type is collections.namedtuple
+    return structure.context if named else structure.type, structure.context, list(children)
