@@ -86,6 +86,9 @@ class _Matcher:
             raise RefusedError("products", f"{len(products)} products make the attention", self._softmax)
         self._first, self._second = products
         self._left, self._right = operands(self._first)
+        # Masks that the kernels compute: what the backward reads of them is the same formula.
+        own = (self._first, self._softmax, self._second)
+        self._beside = {node for node in found.nodes if node not in own and self._is_pointwise(node)}
         self._heads = heads_of(self._a)
         self._row, self._key, self._depth, self._width = variables_of(self._a)
 
@@ -242,7 +245,7 @@ class _Matcher:
         """An operand in terms of the gradient of `f`'s values and what `f` reads; None where these are elsewhere."""
         scores = set(filter(self._is_pointwise, self._below([self._first], self._is_pointwise)))
         inside = {*(chain - {ds}), *computed(self._first), *scores}
-        formulas = Formulas(inside, shiftable=shiftable(self._softmax.args[0]))
+        formulas = Formulas(inside, maybe=self._beside, shiftable=shiftable(self._softmax.args[0]))
         places = self._flat(node, rows, columns)
         wanted = (*self._heads, at(self._row), at(self._key))
         raw = self._flat(self._first, self._row, self._key)

@@ -108,6 +108,19 @@ def test_a_bias_before_the_scale_and_the_mask() -> None:
     agrees(attend(lambda s, bias: causal((s + bias) * 0.5)), [*qkv(m=40), random(3, 40, 40)])
 
 
+@pytest.mark.parametrize("fill", [torch.finfo(F32).min, -math.inf], ids=["lowest", "infinite"])
+def test_a_mask_that_the_kernels_compute(fill: float) -> None:
+    """Of positions and of flags for keys, which are less to read: the gradient is selected by the whole mask."""
+
+    def padded(s: torch.Tensor, kept: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        before = torch.arange(s.shape[-1]) <= torch.arange(s.shape[-2])[:, None] + 20
+        return (s * 0.25 + bias).masked_fill(~(before & kept[:, None, None]), fill)
+
+    kept = torch.rand(2, 40) > 0.3
+    kept[:, 0] = True
+    agrees(attend(padded), [*qkv(), kept, random(1, 1, 40).repeat(3, 1, 1)])
+
+
 def test_a_bias_within_the_softcap_would_need_the_scores() -> None:
     _, record = fused(joint_of(attend(lambda s, bias: capped(s + bias)), *qkv(), random(3, 20, 40)))
     assert [miss.code for miss in record.near_misses] == ["scores-escape"]
