@@ -101,7 +101,7 @@ def measured(module: str, kind: str, name: str, train: bool, dtype: str, dynamic
     return row
 
 
-def work(queue: Any, to: str, end: float, *how: Any) -> None:
+def work(measure: Callable[..., Row | None], queue: Any, to: str, end: float, *how: Any) -> None:
     """A process: measures one program after the other, and writes a line for each."""
     folder = tempfile.mkdtemp()
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "REGRAFT_CACHE_DIR"):
@@ -120,7 +120,7 @@ def work(queue: Any, to: str, end: float, *how: Any) -> None:
             return
         signal.alarm(SECONDS)
         try:
-            row = measured(module, kind, name, *how)
+            row = measure(module, kind, name, *how)
         except BaseException as error:
             row = {"kind": kind, "name": name, "failed": f"{type(error).__name__}: {error}"[:200]}
         signal.alarm(0)
@@ -131,15 +131,18 @@ def work(queue: Any, to: str, end: float, *how: Any) -> None:
             os._exit(3)  # the GPU's state is lost for this process
 
 
-def run_all(programs: list[tuple[str, str, str]], to: str, jobs: int, budget: float, *how: Any) -> None:
-    """Measure programs by `jobs` processes, for `budget` seconds at most."""
+def run_all(
+    measure: Callable[..., Row | None], programs: list[tuple[str, str, str]], to: str, jobs: int, budget: float,
+    *how: Any,
+) -> None:  # fmt: skip
+    """Measure programs by `jobs` processes, for `budget` seconds at most; `how` is passed to `measure`."""
     context, end = multiprocessing.get_context("spawn"), time.time() + budget
     queue = context.Queue()
     for program in programs:
         queue.put(program)
 
     def started() -> Any:
-        process = context.Process(target=work, args=(queue, to, end, *how), daemon=True)
+        process = context.Process(target=work, args=(measure, queue, to, end, *how), daemon=True)
         process.start()
         return process
 
@@ -205,10 +208,12 @@ def main(  # noqa: PLR0913
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         path = to or f"{folder}/rows.jsonl"
         end = time.time() + budget
-        run_all(chosen, path, jobs, budget, train, dtype, dynamic)
+        run_all(measured, chosen, path, jobs, budget, train, dtype, dynamic)
         late = {(r["kind"], r["name"]) for r in read(path) if r.get("us", {}).get("regraft") and speed_of(r) < slow}
         if again and late and time.time() < end:
-            run_all([p for p in chosen if p[1:] in late], path, again, end - time.time(), train, dtype, dynamic)
+            run_all(
+                measured, [p for p in chosen if p[1:] in late], path, again, end - time.time(), train, dtype, dynamic
+            )
         rows = read(path)
     shown(rows, slow, 2e-3 if dtype == "float32" else 3e-2)
 

@@ -8,7 +8,7 @@ iterations of a loop that they share?
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cmp_to_key, lru_cache
 from itertools import pairwise
@@ -310,3 +310,14 @@ def proportional(number: Number, outer: Var, inner: Var) -> bool:
             ):
                 return False
     return bool(from_terms(found[outer]) == mul(from_terms(found[inner]), inner.extent))
+
+
+def joint_runs(loops: Iterable[Var], numbers: Sequence[Number]) -> list[list[Var]]:
+    """Loops, outermost first, in runs each of which one loop can replace: no number tells a run's loops apart."""
+    runs: list[list[Var]] = []
+    for var in loops:
+        if runs and all(proportional(n, runs[-1][-1], var) for n in numbers):
+            runs[-1].append(var)
+        else:
+            runs.append([var])
+    return runs

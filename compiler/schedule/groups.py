@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ..ir.index.index import Var, add, mul, rebuild
 from ..ir.program import Definition, Extern
 from ..ir.value import Load, Number, Result, Value, walk
-from .affine import ascending, digits, proportional
+from .affine import ascending, digits, joint_runs
 from .dependences import values_in
 
 Part = Literal["map", "fold", "store", "scan"]
@@ -202,14 +202,8 @@ def by_stride(loops: Iterable[Var], offsets: Iterable[Any]) -> list[Var]:
 
 def _joined(loops: list[Var], offsets: list[Any], axes: Axes, where: dict[Var, Any]) -> tuple[Var, ...]:
     """Fresh axes for `loops`, one for each run of loops that only occur joined; puts into `where` what loops are."""
-    runs: list[list[Var]] = []
-    for var in loops:
-        if runs and all(proportional(o, runs[-1][-1], var) for o in offsets):
-            runs[-1].append(var)
-        else:
-            runs.append([var])
     found = []
-    for run in runs:
+    for run in joint_runs(loops, offsets):
         extent: Any = 1
         for var in run:
             extent = mul(extent, var.extent)

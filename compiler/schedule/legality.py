@@ -18,13 +18,15 @@ from .affine import digits, less, separate
 from .align import Aligned, alignments
 from .groups import Access, Axes, Group, Member, extent_of
 from .profit import guess
-from .target import CPU, Target
+from .target import CPU, NARROWEST, Target
 
 MAX_MEMBERS = 128
 _LANES = 16  # fewest contiguous results that justify a kernel of their own
+_NEIGHBOURS = 8  # fewest columns side by side that programs should process together
 MAX_BUFFERS = 128
-_FEWER = 4  # programs of short work may be fewer than multiprocessors by this factor
+_FEWER = 8  # programs of short work may be fewer than multiprocessors by this factor
 _SHORT = 1 << 20  # iterations that take no longer than a launch
+_STEPS = 1 << 13  # iterations of one program that take no longer
 _PASSES = 4  # over the longest row of one program: what a row's norm takes
 
 MESSAGES = {
@@ -150,20 +152,31 @@ def _fused(aligned: Aligned, target: Target, in_columns: bool) -> Fusion | Refus
     columns = barred & columns_of(everyone, target) if in_columns else frozenset()
     if columns:
         found = _sharing(common, everyone, barred - columns, aligned, target)
-        if isinstance(found, Fusion) and guess(extent_of(found.chain)) >= _enough(everyone, target):
+        if (
+            isinstance(found, Fusion)
+            and not _folds_parts(found)
+            and _are_enough(guess(extent_of(found.chain)), everyone, target)
+        ):
             return found
     return _sharing(common, everyone, barred, aligned, target)
 
 
-def _enough(members: Iterable[Member], target: Target) -> int:
-    """Columns with which programs that process neighbors together keep a GPU busy: scans have fewer in a program.
+def _folds_parts(found: Fusion) -> bool:
+    """Whether programs would fold the parts of a column one after the other that were split to run side by side."""
+    return any(m.part == "fold" and not set(m.outer) <= set(found.chain) for m in found.members)
 
-    One program for each multiprocessor is enough where the other choice is to read what is folded once more, and fewer
-    are where all of it takes no longer than a second launch.
+
+def _are_enough(columns: int, members: Iterable[Member], target: Target) -> bool:
+    """Whether programs that process this many columns together keep a GPU busy: scans have fewer in a program.
+
+    One program of few columns for each multiprocessor is enough where the other choice is to read what is folded once
+    more, and fewer are where all of it, and what one program does, take no longer than a second launch.
     """
     members = list(members)
-    columns = target.busy // 2 * (1 if all(m.part != "fold" for m in members) else target.lanes)
-    return columns // _FEWER if work_of(members) <= _SHORT else columns
+    of_a_program = 1 if all(m.part != "fold" for m in members) else NARROWEST
+    least, work = target.busy // 2 * of_a_program, work_of(members)
+    short = work <= _SHORT and work * of_a_program <= _STEPS * columns
+    return columns >= (least // _FEWER if short else least)
 
 
 def _sharing(
@@ -219,7 +232,7 @@ def _keeping_innermost(common: list[Var], members: tuple[Member, ...], barred: s
 def columns_of(members: Iterable[Member], target: Target) -> frozenset[Var]:
     """Axes along which the operands of folds or scans are contiguous, if programs process neighbors together."""
     folds = [m for m in members if m.part in ("fold", "scan") and m.outer] if target.lanes > 1 else []
-    ends = [(m, m.outer[-1]) for m in folds if less(_LANES - 1, m.outer[-1].extent)]
+    ends = [(m, m.outer[-1]) for m in folds if less(_NEIGHBOURS - 1, m.outer[-1].extent)]
     return frozenset(axis for m, axis in ends if any(_step(a.offset, axis) == 1 for a in m.accesses))
 
 
@@ -301,7 +314,7 @@ def walks_across(found: Fusion) -> bool:
     shared = set(found.chain)
     for member in found.members:
         own = [axis for axis in member.outer if axis not in shared] if member.part in ("fold", "scan") else []
-        several = less(_LANES - 1, extent_of(own)) if own else False
+        several = less(_NEIGHBOURS - 1, extent_of(own)) if own else False
         if several and any(_step(a.offset, axis) == 1 for a in member.accesses if not a.write for axis in own):
             return True
     return False

@@ -16,8 +16,9 @@ from ..ir.index.index import Var, mul
 from ..ir.program import Buffer
 from .affine import digits, never_meet
 from .groups import Access, Member, extent_of
+from .legality import contiguous_axis
 from .profit import bytes_of, guess
-from .target import Target
+from .target import NARROWEST, Target
 
 SECTOR = 32  # bytes that memory moves together
 
@@ -31,13 +32,15 @@ def wasted_bytes(members: Iterable[Member], chain: Iterable[Var], buffers: Mappi
         buffers: of the program.
         target: the GPU; `elements` numbers are a program's at least, so that one takes several short rows.
     """
+    chain = list(chain)
     shared = set(chain)
     total = 0
     for member in members:
         own = [axis for axis in member.outer if axis not in shared]
         if member.part != "map" or not own or len(own) == len(member.outer):
             continue
-        rows = max(1, target.elements // guess(extent_of(own)))
+        least = NARROWEST if contiguous_axis(member) is chain[-1] else 1
+        rows = max(least, target.elements // guess(extent_of(own)))
         for name, accesses in member.touched.items():
             size = buffers[name].dtype.itemsize
             piece = min((_run(a, own, shared) for a in accesses), default=SECTOR) * size * rows

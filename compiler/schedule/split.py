@@ -29,6 +29,7 @@ from ..ir.value import Const, Guarded, Load, Number, Op, Result, Rewriter, Value
 from .affine import OPAQUE, digits, variables_of
 from .flat_access import flatten
 from .groups import by_stride, extent_of
+from .join_folds import with_joined_folds
 from .profit import guess
 from .second_stages import join_second_stages
 from .split_scans import constant, parts_of, scan_in_parts
@@ -36,7 +37,9 @@ from .target import Target
 
 _LEAST = 4  # parts that a second kernel is worth
 _SMALLER = 4  # times as many parts, if there is a second kernel anyway and the machine is not busy
-_IDLE = 4  # a machine with one part in so many busy is worth a second kernel
+_IDLE = 2  # a machine with one part in so many busy is worth a second kernel
+_EVEN = 512  # elements of parts in whose multiples no block has a rest
+_SCANS = 2  # times as many parts of a scan
 _INT32 = 1 << 31
 
 
@@ -101,13 +104,17 @@ class _Splitter:
         return [rows, *self._staged(total, self._outermost(total, self._wanted(total)))]
 
     def _in_memory_order(self, item: Definition) -> Definition:
-        """The item with its folded loops as memory lies, so that parts are long pieces of it."""
-        loads = [load.indices[0] for load in _loads(flatten(item, self.buffers)) if load.indices]
-        return replace(item, reduced=tuple(by_stride(item.reduced, loads)))
+        """The item with its folded loops as memory lies, those over one piece of it joined: parts are long pieces then.
+
+        fold over n < 8, h < 56, w < 56 of x[3136*n + 56*h + w]   ->   fold over r < 25088 of x[r]
+        """
+        flat = flatten(item, self.buffers)
+        loads = [load.indices[0] for load in _loads(flat) if load.indices]
+        return with_joined_folds(replace(item, reduced=tuple(by_stride(item.reduced, loads))), flat)
 
     def _scan(self, item: Definition) -> list[Item]:
         """The scan, or the definitions that compute it in parts: each row is a program of its own."""
-        parts = parts_of(item, guess(extent_of(item.loops)), self._target.programs)
+        parts = parts_of(item, guess(extent_of(item.loops)), _SCANS * self._target.programs)
         if parts == 1:
             return [item]
         taken = self._items | self._folds
@@ -155,7 +162,7 @@ class _Splitter:
                 cuts.append(self._cut(item, var, var.extent))
                 wanted //= max(extent, 1)
             else:
-                even = next((v for v in loops[place:] if remainder(v.extent, _parts(v.extent, wanted)) == 0), var)
+                even = next((v for v in loops[place:] if _divides(_parts(v.extent, wanted), v.extent)), var)
                 cuts.append(self._cut(item, even, _parts(even.extent, wanted)))
                 break
         return cuts
@@ -217,13 +224,26 @@ def _fresh(wanted: str, taken: set[str]) -> str:
 
 
 def _parts(extent: Any, wanted: int) -> int:
-    """How many parts a loop is cut into: about `wanted`, and a divisor if one is neither half nor over twice of it."""
-    for parts in (*range(wanted, wanted // 2, -1), *range(wanted + 1, 2 * wanted + 1)):
-        if remainder(extent, parts) == 0:
-            return parts
+    """How many parts a loop is cut into: about `wanted`.
+
+    If some divide the loop, neither half nor over twice of `wanted`, the ones whose length has the most factors of two:
+    lanes go through it without tests.
+    """
+    fitting = [n for n in (*range(wanted, wanted // 2, -1), *range(wanted + 1, 2 * wanted + 1)) if _divides(n, extent)]
+    if fitting:
+        return max(fitting, key=lambda n: _twos(extent, n))
     power = 1 << (wanted.bit_length() - 1)
     length = -(-extent // power) if isinstance(extent, int) else 0
     return -(-extent // length) if length else power
+
+
+def _divides(parts: int, extent: Any) -> bool:
+    return bool(remainder(extent, parts) == 0)
+
+
+def _twos(extent: Any, parts: int) -> int:
+    """The largest power of two that divides the length of parts, no larger than a block needs."""
+    return next(n for n in (_EVEN, 64, 32, 16, 8, 4, 2, 1) if remainder(extent, parts * n) == 0)
 
 
 def _guarded(fold: Reduction, inside: Sequence[Value]) -> Reduction:

@@ -54,21 +54,21 @@ class Target:
 
 CPU = Target("cpu", busy=64, small=1 << 14, share=0, packs=True, scratch=1 << 16, scratch_bytes=1 << 20)
 _MULTIPROCESSOR = Target(
-    "gpu", busy=2, small=0, share=1 << 14, packs=False, scratch=1 << 14, scratch_bytes=1 << 18, programs=4, lanes=64,
+    "gpu", busy=2, small=0, share=1 << 14, packs=False, scratch=1 << 14, scratch_bytes=1 << 18, programs=2, lanes=64,
     chunk=1 << 12, operations=8, choices=True, elements=1 << 10, serial=8, shared=256 << 20, atomic=True,
 )  # fmt: skip
 
 
 HOPPER = 132  # multiprocessors
+NARROWEST = 16  # fewest neighbors in memory that one program processes together
 
 
 def gpu(processors: int = HOPPER) -> Target:
     """A GPU with this many multiprocessors.
 
-    Two programs per multiprocessor keep it busy, and four hide the latency of memory. A program holds rows of 16384
-    elements. In the time of moving one byte (at about 4 TB/s), 8 operations are computed. A launch, with the time in
-    which its last programs leave multiprocessors idle, takes about 3 us: less than a twentieth of the time of a kernel
-    that moves more than 256 MiB.
+    Two programs per multiprocessor keep it busy. A program holds rows of 16384 elements. In the time of moving one byte
+    (at about 4 TB/s), 8 operations are computed. A launch, with the time in which its last programs leave
+    multiprocessors idle, takes about 3 us: less than a twentieth of the time of a kernel that moves more than 256 MiB.
     """
     return replace(
         _MULTIPROCESSOR, busy=_MULTIPROCESSOR.busy * processors, programs=_MULTIPROCESSOR.programs * processors
@@ -77,4 +77,4 @@ def gpu(processors: int = HOPPER) -> Target:
 
 GPU = gpu()
 
-__all__ = ["CPU", "GPU", "HOPPER", "Target", "gpu"]
+__all__ = ["CPU", "GPU", "HOPPER", "NARROWEST", "Target", "gpu"]

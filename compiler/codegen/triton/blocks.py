@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from ...ir.index.bounds import bounds
 from ...ir.index.index import Index, Var, remainder
 from ...ir.kernel import Loop, Statement
 from .iteration_space import extent_of
@@ -22,7 +24,6 @@ class Blocks:
         columns: the loops along its second axis; empty if that axis belongs to inner loops.
         column_block: the lanes of the second axis, and so the most iterations of an inner loop at a time.
         warps: the warps of a program.
-        stages: the steps of an inner loop that are loaded at a time.
     """
 
     rows: tuple[Var, ...]
@@ -30,7 +31,6 @@ class Blocks:
     row_block: int
     column_block: int
     warps: int
-    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -101,3 +101,23 @@ def is_ragged(statement: Statement) -> bool:
     """Whether the number of iterations of its parallel loops is not known to be a multiple of what a lane accesses."""
     extent = extent_of(peeled(statement)[0])
     return isinstance(extent, Index) and remainder(extent, VECTOR) != 0
+
+
+def power_of(extent: Any) -> int:
+    """The smallest power of two that holds an extent; a large one if the extent is symbolic."""
+    high = extent if isinstance(extent, int) else bounds(extent)[1]
+    return 1 << 30 if high is None else 1 << max(int(high) - 1, 0).bit_length()
+
+
+def fitting(block: int, extent: Any, least: int, programs: int) -> int:
+    """A block of a loop: no larger than the loop, and halved down to `least` while there are fewer programs."""
+    block = min(block, power_of(extent))
+    while block > least and programs_of(extent, block) < programs:
+        block //= 2
+    return block
+
+
+def programs_of(extent: Any, block: int) -> int:
+    """The largest possible number of blocks."""
+    high = bounds(extent)[1]
+    return 1 << 30 if high is None else -(-int(high) // block)

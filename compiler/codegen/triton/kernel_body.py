@@ -340,9 +340,7 @@ class BodyWriter:
             self.ahead(body, frozenset(loops))
         whole = extent if scan or not isinstance(extent, int) else extent // block * block
         first, before = self._out.fresh("first"), self._values.touched.copy()
-        steps = f"0, {self._values.at(whole)}, {block}"
-        ahead = self._blocks.stages > 1 and not scan and not stored_buffers(body)
-        steps = f"tl.range({steps}, num_stages={self._blocks.stages})" if ahead else f"range({steps})"
+        steps = f"range(0, {self._values.at(whole)}, {block})"
         if block == 1 and isinstance(extent, int):
             steps = f"tl.static_range({extent})"
         with self._out.block(f"for {first} in {steps}"):

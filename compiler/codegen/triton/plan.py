@@ -12,7 +12,6 @@ Elements per lane, measured on Hopper:
     16      if a lane loads one 16-bit value per element, and others once per row: the same bytes are loaded at a time,
             and more elements share the work that a program does once
     8       if two values are loaded per element: more loads need more registers, and then wait for one another
-    8       if columns of 16 bits are summed, since each has its own sum
     fewer   if they lie apart in memory, have long code, or are few in all (`lanes.py`)
     all     that are folded together, if they are few: a lane then goes through them without other lanes, one after the
             other in code that is written out for each
@@ -32,16 +31,17 @@ from ...ir.accesses import accesses, loop_variables, statements, updated, values
 from ...ir.dependence import Dependence
 from ...ir.examples import on_examples
 from ...ir.index import index as ix
-from ...ir.index.bounds import bounds
 from ...ir.index.index import Var, add, mul
 from ...ir.kernel import Fold, Kernel, Loop, Statement, Update
 from ...ir.value import Result
 from ...schedule.affine import never_meet
-from ...schedule.target import HOPPER
-from .blocks import VECTOR, Blocks, Launch, Memory, is_ragged, peeled, placed
+from ...schedule.target import HOPPER, NARROWEST
+from .blocks import VECTOR, Blocks, Launch, Memory, fitting, is_ragged, peeled, placed, power_of, programs_of
+from .column_blocks import Columns, column_blocks
 from .device import processors_of
 from .iteration_space import extent_of, number_of
 from .lanes import MOST, THREADS, Few, Lanes, elements_of
+from .row_blocks import SCANNED, Rows, held, more_rows, special_rows
 
 _LANES = 16  # fewest neighboring elements that an access should read
 _POINTWISE = 1024  # elements per program without reductions
@@ -49,15 +49,8 @@ _NARROW = 64  # fewest lanes per row of a tile, unless rows are shorter
 _FULL = 4  # of five lanes along a row, the fewest that have an element
 _ROW_LOADS = 3  # loads per row that justify narrower loads per element
 _TILE = (64, 64)  # tile of a transposition
-_PERSISTENT = 8192  # most elements of a row in registers
-_LOOPED = 2048  # elements per block of a longer row
-_HELD = 96  # most values that a lane loads at once into registers, for rows that are read once
-_COLUMN = (64, 64)  # rows (contiguous in memory) and columns of a block for a reduction across rows
 _WINDOW = 16  # most elements of a window that one lane goes through
 _FEW = 64  # most columns that a lane reduces without other lanes
-_ACROSS = 2048  # fewest elements of such a block with fewer columns
-_LONELY = 8192  # elements of such a block if there are too few programs to hide memory latency
-_NARROWEST = 16  # fewest neighbors in memory per program
 _RAGGED = 4  # times fewer elements of a lane, where it cannot access several at once
 _NARROW_BYTES = 2  # bytes of values of which a lane has twice as many
 _MANY = 4  # times that many programs from which on each needs fewer lanes
@@ -65,10 +58,10 @@ _ELEMENTS_A_WARP = 256
 # Folds whose elements are so expensive that work shared by lanes matters; and folds of 64-bit positions, for which
 # fewer lanes are better.
 _MOMENTS, _PLACES = frozenset({"welford"}), frozenset({"argmax", "argmin"})
+_PLAIN = frozenset({"sum", "prod", "max", "min", "any", "all", "xor"})  # folds of one operation
 _SHARED = (1 << 16, 1 << 18)  # elements from which on a lane compares two and four rows of such tiles
 _PAIRS = (128, 16)  # rows and columns of a tile whose elements are compared each with each
 _SECTOR = 32  # bytes that memory moves together
-_STAGES, _FEW_LOADS = 3, 2  # for such folds: steps loaded at a time, if they need little shared memory
 _WARPS, _FEWER_WARPS = 16, 8  # most warps of a program; of one whose lanes have few elements
 _SMALL_TILE = 256  # elements of a tile of a transposition that is worth a program
 
@@ -126,10 +119,12 @@ def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memo
     if across is None:
         loaded = _loaded(body, (loops[:-1], loops[-1:]), memory.bytes_of)
         return _along(loops, body, 0 < sum(loaded) <= _NARROW_BYTES, memory)
-    rows, columns = (_fitting(n, var.extent, n, memory) for n, var in zip(_TILE, (across, loops[-1]), strict=True))
+    rows, columns = (
+        fitting(n, var.extent, n, memory.programs) for n, var in zip(_TILE, (across, loops[-1]), strict=True)
+    )
     if rows * columns <= _SMALL_TILE and len(loops) > 2:
         return _thin(loops, across, columns, body, memory)
-    if _programs(extent_of(loops), rows * columns) < memory.programs:
+    if programs_of(extent_of(loops), rows * columns) < memory.programs:
         rows, columns = min(rows, _TILE[0] // 2), min(columns, _TILE[1] // 2)
     outer = tuple(v for v in loops if v is not across and v is not loops[-1])
     tiles = [(rows, columns), (rows // 2, columns // 2), (rows // 2, columns), (rows, columns // 2)]
@@ -140,7 +135,7 @@ def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memo
 def _thin(loops: tuple[Var, ...], across: Var, columns: int, body: tuple[Statement, ...], memory: Memory) -> Launch:
     """Tiles of a transposition whose rows are those of all loops but the innermost: along `across`, they are few."""
     lines = (*(v for v in loops[:-1] if v is not across), across)
-    rows = _fitting(max(_LANES, _POINTWISE // columns), extent_of(lines), _LANES, memory)
+    rows = fitting(max(_LANES, _POINTWISE // columns), extent_of(lines), _LANES, memory.programs)
     sizes = [(rows, 1), (2 * rows, 2), (max(1, rows // 2), 1)]
     made = [Blocks(lines, loops[-1:], r, columns, _warps(r * columns, each)) for r, each in sizes]
     return Launch((), made[0], body, tuple(made[1:]))
@@ -153,7 +148,7 @@ def _along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool, me
     computed once per row of a tile, rather than by division for every element.
     """
     total, width = extent_of(loops), _width(loops, body)
-    block = _fitting(_POINTWISE, total, _NARROWEST * _LANES, memory)
+    block = fitting(_POINTWISE, total, NARROWEST * _LANES, memory.programs)
     sizes: list[tuple[int, float]] = [(block, 1), (2 * block, 1), (2 * block, 2), (block // 2, 1), (4 * block, 2)]
     few = Few(total, memory.processors)
     fewer = elements_of(Lanes(loops, loops[-1], not width), body, memory.bytes_of, few) if loops else MOST
@@ -161,13 +156,13 @@ def _along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool, me
         sizes = [(min(block, _FEWER_WARPS * THREADS * fewer), fewer / MOST), *sizes]
     if memory.ragged:
         sizes = [(n, each / _RAGGED) for n, each in sizes]
-    flat = [Blocks((), loops, 1, n, _warps(n, each)) for n, each in sizes if 1 <= n <= _power(total)]
+    flat = [Blocks((), loops, 1, n, _warps(n, each)) for n, each in sizes if 1 <= n <= power_of(total)]
     if not width:
         return Launch((), flat[0], body, tuple(flat[1:]))
-    if narrow and _programs(total, 2 * block) >= _MANY * memory.programs:
+    if narrow and programs_of(total, 2 * block) >= _MANY * memory.programs:
         sizes = [(2 * block, 2), *sizes]
     tiles = [(max(1, n // width), min(n, width), each) for n, each in sizes if n]
-    tiles = [tile for tile in tiles if tile[0] <= _power(extent_of(loops[:-1]))]
+    tiles = [tile for tile in tiles if tile[0] <= power_of(extent_of(loops[:-1]))]
     made = [Blocks(loops[:-1], loops[-1:], r, c, _warps(r * c, each)) for r, c, each in tiles]
     return Launch((), made[0], body, (*made[1:], flat[0]))
 
@@ -177,7 +172,7 @@ def _width(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> int:
     extent = loops[-1].extent if len(loops) > 1 else 0
     if not isinstance(extent, int) or extent < _LANES or not _pays_by_rows(loops, body):
         return 0
-    width = min(_POINTWISE, _power(extent))
+    width = min(_POINTWISE, power_of(extent))
     while width > _NARROW and -(-extent // width) * width * _FULL > extent * (_FULL + 1):
         width //= 2
     return width if -(-extent // width) * width * _FULL <= extent * (_FULL + 1) else 0
@@ -230,7 +225,7 @@ def _rows_at_once(
     """Rows of a block; more where rows next to each other share what memory moves together (see above)."""
     offsets = [access.offset for access in accesses(body) if not access.stored]
     across = any(_near_by_index(x, loops[-1], leaf[-1]) for leaf in inner if loops and leaf for x in offsets)
-    return max(1, _POINTWISE // block, min(_LANES, _PERSISTENT // block) if across else 0)
+    return max(1, _POINTWISE // block, min(_LANES, SCANNED // block) if across else 0)
 
 
 def _is_long(var: Var) -> bool:
@@ -242,43 +237,62 @@ def _is_long(var: Var) -> bool:
 
 def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memory) -> Launch:
     inner = [leaf for statement in body for leaf in _leaves(statement)]
-    longest = max((_power(extent_of(leaf)) for leaf in inner), default=1)
+    longest = max((power_of(extent_of(leaf)) for leaf in inner), default=1)
     total = extent_of(loops)
-    sizes: list[tuple[int, int, float]]
-    loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), memory.bytes_of)
-    narrow, ahead = 0 < max(loaded, default=0) <= _NARROW_BYTES, False
     if _has_scan(body) and _is_contiguous_along(loops, inner, body):
         return _scanning(loops, body, longest, memory)
     if _compares_pairs(loops, inner, body, memory):
         return _pairing(loops, body, longest, memory)
     if _is_contiguous_along(loops, inner, body):
-        columns = min(_COLUMN[1], longest)
-        rows = _fitting(max(_COLUMN[0], _ACROSS // columns), total, _NARROWEST, memory)
-        if _programs(total, rows) < memory.programs:
-            columns = max(columns, min(longest, _LONELY // rows))
-        sizes = [(rows, columns, 2), (rows, columns, 1), (2 * rows, columns // 2, 2), (rows // 2, 2 * columns, 2)]
-        ahead = not narrow and _folds(body, _MOMENTS) and _programs(total, rows) >= memory.programs
-        if ahead:
-            sizes = [(rows, columns // 2, 2), *sizes]
-        if narrow and not _folds(body, _MOMENTS):
-            fewer = columns // 2 if _is_multiple(loops[-1].extent, VECTOR) else columns
-            sizes = [(rows, fewer, 1), (rows // 2, columns, 1), (rows, columns, 1), *sizes]
-        sizes = [*_whole_rows(total, longest, memory), *sizes]
-    else:
-        spills = len(inner) == 1 and len(loaded) * longest > _HELD * THREADS * _warps(longest)
-        block = longest if longest <= (_LOOPED if spills else _PERSISTENT) else _LOOPED
-        rows = _fitting(_rows_at_once(loops, inner, body, block), total, 1, memory)
-        sizes = [(rows, block, 1), (rows, block, 2), (2 * rows, block, 2), (max(rows // 2, 1), block, 1)]
-        sizes = [*_fewer_a_lane(loops, inner, body, memory, (rows, block)), *sizes]
-        if (narrow or _folds(body, _PLACES)) and longest <= block and _programs(total, rows) >= _MANY * memory.programs:
-            sizes = [(rows, block, 2), *sizes]
-        if longest <= _WINDOW and _are_windows(loops, inner, body):
-            sizes = [_unrolled(total, memory), *sizes]
-        sizes += [(1, 2 * block, 2)] if longest > block else [(1, _LOOPED, 1)] if block > _LOOPED else []
-    sizes = [(r, c, each) for r, c, each in sizes if 1 <= r <= _power(total) and 1 <= c <= longest]
-    made = [Blocks(loops, (), r, c, _warps(r * c, each)) for r, c, each in sizes]
-    if ahead and longest > sizes[0][1] and len(loaded) <= _FEW_LOADS:
-        made = [replace(made[0], stages=_STAGES), *made]
+        loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), memory.bytes_of)
+        costly = len(loaded) > 1 or not _folds_all(body, _PLAIN)
+        moments, narrow = _folds(body, _MOMENTS), _begin_anywhere(inner, body)
+        columns = Columns(total, longest, max(loaded, default=4), len(inner) > 1, moments, costly, narrow)
+        found = [(r, c, _warps(r * c, each)) for r, c, each in _whole_rows(total, longest, memory)]
+        return _with_blocks(loops, body, longest, [*found, *column_blocks(columns, memory)])
+    return _rows(loops, inner, body, longest, memory)
+
+
+def _rows(
+    loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: tuple[Statement, ...], longest: int, memory: Memory
+) -> Launch:
+    """Rows that are contiguous in memory, whole or in steps."""
+    total, once = extent_of(loops), len(inner) == 1
+    loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), memory.bytes_of)
+    narrow = 0 < max(loaded, default=0) <= _NARROW_BYTES
+    scan, moments = _has_scan(body), _folds(body, _MOMENTS)
+    found = Rows(loops, inner, max(loaded, default=0), longest, moments or _folds_all(body, _PLAIN))
+    block = held(found, len(loaded), scan, moments)
+    rows = fitting(_rows_at_once(loops, inner, body, block), total, 1, memory.programs)
+    sizes: list[tuple[int, int, float]]
+    sizes = [(rows, block, 1), (rows, block, 2), (2 * rows, block, 2), (max(rows // 2, 1), block, 1)]
+    fewer = _fewer_a_lane(loops, inner, body, memory, (rows, block))
+    sizes = [*fewer, *sizes]
+    many = programs_of(total, rows) >= _MANY * memory.programs
+    if (narrow or _folds(body, _PLACES)) and longest <= block and many:
+        sizes = [(rows if scan else more_rows(rows, block, total, once), block, 2), *sizes]
+    if longest <= _WINDOW and _are_windows(loops, inner, body):
+        sizes = [_unrolled(total, memory), *sizes]
+    sizes += [(1, block // 2, 1)]
+    made = [(r, c, _warps(r * c, each)) for r, c, each in sizes]
+    if not (scan or fewer):
+        made = [*special_rows(found, block, body, memory), *made]
+    return _with_blocks(loops, body, longest, made)
+
+
+def _begin_anywhere(inner: Sequence[tuple[Var, ...]], body: Sequence[Statement]) -> bool:
+    """Whether columns lie so far apart, or so close, that no lane accesses several rows at once."""
+    dependence, last = Dependence(), {leaf[-1] for leaf in inner}
+    steps = [dependence.stride(a.offset, a.inner, _LANES) for a in accesses(body) if a.inner in last and not a.stored]
+    return any(isinstance(step, int) and step % VECTOR for step in steps)
+
+
+def _with_blocks(
+    loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, sizes: Sequence[tuple[int, int, int]]
+) -> Launch:
+    """A launch with blocks of those rows, columns and warps that fit, the best first."""
+    most = power_of(extent_of(loops))
+    made = [Blocks(loops, (), r, c, warps) for r, c, warps in sizes if 1 <= r <= most and 1 <= c <= longest]
     return Launch((), made[0], body, tuple(made[1:]))
 
 
@@ -286,7 +300,7 @@ def _whole_rows(total: Any, longest: int, memory: Memory) -> list[tuple[int, int
     """Blocks in which a lane reduces few columns without other lanes; nothing if they are many."""
     if longest > VECTOR:
         columns = min(longest, VECTOR)
-        busy = longest <= _FEW and _programs(total, _POINTWISE) >= memory.programs
+        busy = longest <= _FEW and programs_of(total, _POINTWISE) >= memory.programs
         return [(_POINTWISE, columns, columns)] if busy else []
     return [_unrolled(total, memory)]
 
@@ -294,7 +308,7 @@ def _whole_rows(total: Any, longest: int, memory: Memory) -> list[tuple[int, int
 def _unrolled(total: Any, memory: Memory) -> tuple[int, int, float]:
     """A block whose lanes go through their rows alone, in code that is written out for each column."""
     each = Few(total, memory.processors).each(VECTOR)
-    rows = _fitting(_FEWER_WARPS // 2 * THREADS * each, total, THREADS, memory)
+    rows = fitting(_FEWER_WARPS // 2 * THREADS * each, total, THREADS, memory.programs)
     return rows, 1, each / MOST
 
 
@@ -304,11 +318,11 @@ def _are_windows(loops: tuple[Var, ...], inner: Sequence[tuple[Var, ...]], body:
     A lane goes through them alone then: lanes beside it would have nothing to read with it.
     """
     dependence, few = Dependence(), VECTOR // 2
-    if not loops or any(_power(leaf[-1].extent) > few for leaf in inner if leaf):
+    if not loops or any(power_of(leaf[-1].extent) > few for leaf in inner if leaf):
         return False
     of = {leaf[-1]: extent_of(leaf) for leaf in inner if leaf}
     strides = [(dependence.stride(a.offset, loops[-1], _LANES), of[a.inner]) for a in accesses(body) if a.inner in of]
-    return not any(step == extent == _power(extent) for step, extent in strides)
+    return not any(step == extent == power_of(extent) for step, extent in strides)
 
 
 def _compares_pairs(
@@ -318,9 +332,9 @@ def _compares_pairs(
 
     for i: for j: fold sum over k < 256 of before(x[256*i + k], x[256*i + j])
     """
-    if not loops or not _is_long(loops[-1]) or len(inner) != 1 or _power(loops[-1].extent) < _NARROW:
+    if not loops or not _is_long(loops[-1]) or len(inner) != 1 or power_of(loops[-1].extent) < _NARROW:
         return False
-    if _programs(extent_of(loops[:-1]), 1) * _programs(loops[-1].extent, _LANES) < memory.programs:
+    if programs_of(extent_of(loops[:-1]), 1) * programs_of(loops[-1].extent, _LANES) < memory.programs:
         return False  # lanes of all columns would leave the GPU idle
     dependence, folded = Dependence(), frozenset(inner[0])
     inside = [found for access in accesses(body) if (found := dependence.of(access.offset)) & folded]
@@ -336,10 +350,10 @@ def _pairing(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, 
     columns need (of a sort, 14 instructions for a pair become 10 or 8).
     """
     outer, around = loops[:-1], extent_of(loops[:-1])
-    rows = min(_PAIRS[0], _power(loops[-1].extent))
-    while rows > _LANES and _programs(around, 1) * _programs(loops[-1].extent, rows) < memory.programs:
+    rows = min(_PAIRS[0], power_of(loops[-1].extent))
+    while rows > _LANES and programs_of(around, 1) * programs_of(loops[-1].extent, rows) < memory.programs:
         rows //= 2
-    elements = _programs(extent_of(loops), 1)
+    elements = programs_of(extent_of(loops), 1)
     own = 1 if elements < _SHARED[0] else 2 if elements < _SHARED[1] else 4
     columns = min(_PAIRS[1] if own == 1 else _PAIRS[1] // 2, longest)
     sizes = [(rows, columns, own), (rows, columns, 2 * own), (rows, 2 * columns, own), (rows // 2, 2 * columns, 1)]
@@ -353,14 +367,14 @@ def _scanning(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int,
     In a scan by Triton, each element is joined with one partial result of each warp: hence few warps.
     """
     least = min(memory.bytes_of.values(), default=4)
-    rows = min(max(1, _SECTOR // least), _power(extent_of(loops)))
-    while rows > 1 and _programs(extent_of(loops), rows) < memory.programs // 2:
+    rows = min(max(1, _SECTOR // least), power_of(extent_of(loops)))
+    while rows > 1 and programs_of(extent_of(loops), rows) < memory.programs // 2:
         rows //= 2
-    programs = _programs(extent_of(loops), rows)
+    programs = programs_of(extent_of(loops), rows)
     each = 1 if programs < memory.programs // 2 else 2 if programs < memory.programs else 4
-    columns = min(longest, _PERSISTENT // rows)
+    columns = min(longest, SCANNED // rows)
     sizes = [(rows, columns, each), (rows, columns, 2 * each), (2 * rows, columns, each), (rows, columns // 2, each)]
-    sizes = [(r, c, e) for r, c, e in sizes if r <= _power(extent_of(loops)) and c]
+    sizes = [(r, c, e) for r, c, e in sizes if r <= power_of(extent_of(loops)) and c]
     made = [Blocks(loops, (), r, c, _warps(r * c, e)) for r, c, e in sizes]
     return Launch((), made[0], body, tuple(made[1:]))
 
@@ -391,8 +405,9 @@ def _folds(body: Sequence[Statement], reducers: frozenset[str]) -> bool:
     return any(isinstance(s, Update) and s.reduction.reducer in reducers for s in statements(body))
 
 
-def _is_multiple(extent: Any, of: int) -> bool:
-    return isinstance(extent, int) and extent % of == 0
+def _folds_all(body: Sequence[Statement], reducers: frozenset[str]) -> bool:
+    """Whether all folds of a body are by these reducers."""
+    return all(s.reduction.reducer in reducers for s in statements(body) if isinstance(s, Update))
 
 
 def _leaves(statement: Statement) -> list[tuple[Var, ...]]:
@@ -469,26 +484,6 @@ def is_scan(body: tuple[Statement, ...]) -> bool:
     started = {r.name for s in statements(body) if isinstance(s, Fold) for r in s.reductions}
     carried = updated(body).keys() - started
     return any(isinstance(v, Result) and v.reduction in carried for v in values(body))
-
-
-def _power(extent: Any) -> int:
-    """The smallest power of two that holds an extent; a large one if the extent is symbolic."""
-    high = extent if isinstance(extent, int) else bounds(extent)[1]
-    return 1 << 30 if high is None else 1 << max(int(high) - 1, 0).bit_length()
-
-
-def _fitting(block: int, extent: Any, least: int, memory: Memory) -> int:
-    """A block of a loop: no larger than the loop, and halved down to `least` while there are few programs."""
-    block = min(block, _power(extent))
-    while block > least and _programs(extent, block) < memory.programs:
-        block //= 2
-    return block
-
-
-def _programs(extent: Any, block: int) -> int:
-    """The largest possible number of blocks."""
-    high = bounds(extent)[1]
-    return 1 << 30 if high is None else -(-int(high) // block)
 
 
 def _warps(elements: int, each: float = 1) -> int:

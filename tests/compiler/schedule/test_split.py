@@ -15,6 +15,8 @@ from regraft.compiler.ir.printer import program_text
 from regraft.compiler.ir.program import Program
 from regraft.compiler.ir.value import Number
 from regraft.compiler.schedule import CPU, GPU, check_schedule, schedule, split_reductions
+from regraft.compiler.schedule.affine import digits
+from regraft.compiler.schedule.flat_access import flatten
 
 F32, F64, I64 = torch.float32, torch.float64, torch.int64
 REDUCERS = [
@@ -102,12 +104,12 @@ def test_column_sums_are_two_kernels():
     assert (
         body_text(first)
         == """\
-for i0 < 32 parallel:
+for i0 < 16 parallel:
     for i1 < 768 parallel:
         fold fold_part = sum, fold_1__part = sum:
-            for i2 < 128:
-                update fold_part with x[98304*i0 + i1 + 768*i2]
-                update fold_1__part with (x[98304*i0 + i1 + 768*i2] * y[98304*i0 + i1 + 768*i2])
+            for i2 < 256:
+                update fold_part with x[196608*i0 + i1 + 768*i2]
+                update fold_1__part with (x[196608*i0 + i1 + 768*i2] * y[196608*i0 + i1 + 768*i2])
         p_part[768*i0 + i1] = fold_part
         q_part[768*i0 + i1] = fold_1__part"""
     )
@@ -210,10 +212,12 @@ def of_channels_last(loops, samples, places, channels):
 
 @pytest.mark.parametrize("loops", [(), (4,)], ids=["one number", "a number a sample"])
 def test_parts_are_long_pieces_of_memory(loops):
-    """Parts are rows of all channels, not channels of all rows."""
-    first, second = split_reductions(of_channels_last(loops, 4, 4096, 48), GPU).items
-    assert first.reduced[-1].extent == 48, "the channels side by side are the innermost loop"
-    assert 48 not in [v.extent for v in second.reduced]
+    """Parts are rows of all channels, not channels of all rows, as one loop."""
+    program = split_reductions(of_channels_last(loops, 4, 4096, 48), GPU)
+    (fold,) = flatten(program.items[0], program.buffers).reductions
+    (part,) = program.items[0].reduced
+    assert digits(fold.values[0].indices[0]).stride(part) == 1
+    assert part.extent % 512 == 0
     assert_same(of_channels_last(loops, 4, 9, 5), target=SMALL_GPU)
 
 
@@ -225,9 +229,10 @@ def extents(program):
 @pytest.mark.parametrize(
     ("outer", "lengths", "loops", "rest"),
     [
-        (128, (10, 4096), [5, 128], [2, 4096]),  # of 10 channels, 5 parts rather than 4 of 3
-        (128, (11, 4096), [4, 128], [11, 1024]),  # of 11, none: parts of each channel
-        (128, (40961,), [4, 128], [10241]),  # of nothing
+        (64, (10, 4096), [4, 64], [10240]),  # dims side by side are one loop
+        (64, (11, 4096), [4, 64], [11264]),
+        (64, (40960 + 2048,), [4, 64], [10752]),
+        (64, (40961,), [4, 64], [10241]),  # nothing divides it
     ],
 )
 def test_parts_are_even_where_a_loop_can_be_divided(outer, lengths, loops, rest):
@@ -235,6 +240,25 @@ def test_parts_are_even_where_a_loop_can_be_divided(outer, lengths, loops, rest)
     b = Builder()
     program = b.program(*reduced(b, "welford", F32, (outer,), lengths, False))
     assert extents(split(program, GPU))[0] == (loops, rest)
+
+
+def test_sums_of_images_with_channels_last_have_even_parts():
+    """Those of one row of 56 pixels each, 448 in all, would leave lanes idle."""
+    b = Builder()
+    program = b.program(*reduced(b, "sum", F32, (64,), (8, 56, 56), True))
+    assert extents(split(program, GPU)) == [([196, 64], [128]), ([64], [196])]
+
+
+@pytest.mark.parametrize("lengths", [(4, 9, 7), (3, 5, 16)])
+def test_joined_loops_are_those_over_one_piece_of_memory(lengths):
+    """A row of a picture has more elements than are summed: its dims stay apart."""
+    b = Builder()
+    samples, rows, columns = lengths
+    x = b.given("x", (samples, rows, columns + 1))
+    program = b.program(b.sum("y", (), lengths, lambda o, r: x.at(r)))
+    first = split(program).items[0]
+    assert [v.extent for v in first.reduced if v.extent != 1][-1] == columns
+    assert_same(program, target=SMALL_GPU)
 
 
 def test_small_folds_have_many_parts():

@@ -10,7 +10,7 @@ import torch
 from support.thorough import one_row_in, takes_turns
 from support.triton_kernels import compiles, run_interpreted
 
-from regraft.compiler.codegen.triton import kernel_source, plan
+from regraft.compiler.codegen.triton import column_blocks, kernel_source, row_blocks
 from regraft.compiler.ir.index.index import Size
 from regraft.compiler.ir.interpreter import run_kernel
 
@@ -25,9 +25,11 @@ ONE = pytest.mark.parametrize(("reducer", "dtype"), CASES, ids=[f"{r}-{d}" for r
 def blocks(request, monkeypatch):
     """Rows that registers hold, and rows that come in blocks of 16."""
     if request.param == "in blocks":
-        monkeypatch.setattr(plan, "_PERSISTENT", 8)
-        monkeypatch.setattr(plan, "_LOOPED", 16)
-        monkeypatch.setattr(plan, "_COLUMN", (16, 8))
+        for name in ("_PERSISTENT", "SCANNED", "_MOMENT_ROW"):
+            monkeypatch.setattr(row_blocks, name, 8)
+        for name in ("_LOOPED", "_MANY_LOADS"):
+            monkeypatch.setattr(row_blocks, name, 16)
+        monkeypatch.setattr(column_blocks, "_LONELY", 8)
 
 
 @one_row_in(2)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from support.lowering import trace
 from support.triton_kernels import compiles, interpreted_agrees, kernel_source
 
-from regraft.compiler.codegen.triton import plan
+from regraft.compiler.codegen.triton import row_blocks
 from regraft.compiler.lowering import lower
 from regraft.compiler.lowering.ops import scans
 from regraft.compiler.schedule import GPU, schedule
@@ -80,8 +80,8 @@ def test_logarithms_of_infinities(dim):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_that_come_in_blocks(dtype, monkeypatch):
-    for most in ("_PERSISTENT", "_LOOPED"):  # the interpreter goes through scans one element at a time
-        monkeypatch.setattr(plan, most, 128)
+    for most in ("SCANNED", "_MANY_LOADS"):  # the interpreter goes through scans one element at a time
+        monkeypatch.setattr(row_blocks, most, 128)
     x = torch.randn(2, 300, dtype=dtype) * 3
     (source,) = interpreted_agrees(lambda x: x.logcumsumexp(1), x, rtol=1e-4, atol=1e-4)
     assert "for first" in source.text
