@@ -52,9 +52,11 @@ _TURNS = 3
 def optimized_in_turns(request: pytest.FixtureRequest) -> Iterator[None]:
     """For a folder that imports this beside `optimized`: of a file's rows, every third is compiled as users' are.
 
-    The flags change no result. What rows share has those of users, and so have rows that are asked for by name.
+    The flags change no result. What rows share has those of users, and so have rows that are asked for by name, and all
+    with the mark `optimized`: where it is the compiler that was wrong, or that is looked at.
     """
-    with _flags(LIGHT if request.node.stash.get(ROW, 0) % _TURNS else OPTIMIZED):
+    marked = request.node.get_closest_marker("optimized") is not None
+    with _flags(OPTIMIZED if marked or request.node.stash.get(ROW, 0) % _TURNS == 0 else LIGHT):
         yield
 
 

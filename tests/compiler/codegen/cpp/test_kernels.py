@@ -239,6 +239,7 @@ def test_parallel_loops_over_a_product_of_sizes():
     assert torch.equal(out, torch.arange(48 * 35))
 
 
+@pytest.mark.optimized
 @one_row_in(2)
 @pytest.mark.parametrize("images", [1, 2, 3, 5])
 def test_pads_of_few_images(images):
@@ -250,3 +251,13 @@ def test_pads_of_few_images(images):
     torch._dynamo.reset()
     x = torch.randn(images, 3, 8, 8).to(memory_format=torch.channels_last)
     torch.testing.assert_close(torch.compile(program, backend="regraft")(x), program(x))
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("target", [HOST.name, "scalar"])
+def test_products_are_rounded_and_integers_wrap_around(target):
+    """Compilers would round a product and a sum once, and take it that the next integer is greater."""
+    target = cpp.target(target)
+    compiled_agrees(lambda x, y, z: x * y + z, R(9, 99), R(9, 99), R(9, 99), target=target, rtol=0, atol=0)
+    last = torch.full((99,), 2**31 - 1, dtype=torch.int32)
+    compiled_agrees(lambda x: x + 1 > x, last, target=target)

@@ -148,6 +148,7 @@ def test_casts_are_eagers(target):
         assert torch.equal(made["out"], want), pair
 
 
+@pytest.mark.optimized
 @one_row_in(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("step", [1, 5])

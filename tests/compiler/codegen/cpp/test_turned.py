@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from support.kernels import avx512_text, compiled_agrees, flat_buffer, run_compiled
-from support.light_code import OPTIMIZED
 from support.thorough import one_row_in
 
-from regraft.compiler.codegen.cpp import compiler, plan
+from regraft.compiler.codegen.cpp import plan
 from regraft.compiler.codegen.cpp.build import source_of
 from regraft.compiler.codegen.cpp.compiler import compile_all
 from regraft.compiler.codegen.cpp.target import host_target
@@ -37,10 +36,10 @@ def test_transpositions(dtype):
         compiled_agrees(lambda x: x.t().contiguous(), numbers(*sizes, dtype=dtype), rtol=0, atol=0)
 
 
+@pytest.mark.optimized
 @pytest.mark.skipif(host_target().name != "avx512", reason="shuffles are those of AVX-512")
-def test_places_of_shuffles_are_constants(monkeypatch):
+def test_places_of_shuffles_are_constants():
     """Compilers must not make them for each tile, which takes longer than the shuffles: no code tests their bits."""
-    monkeypatch.setattr(compiler, "FLAGS", OPTIMIZED)
     text = avx512_text(lambda x: x.transpose(1, 2).contiguous(), torch.randn(4, 3136, 16))
     ((library, _),) = compile_all([source_of([text], host_target())])
     assert not re.search(rb"\xf6[\xc0-\xc7]\x08|\xa8\x08", Path(library._name).read_bytes())  # test $8, %cl
