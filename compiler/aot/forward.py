@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -114,6 +115,7 @@ class Forward:
             if one.kind == "tensor":
                 self._check_sizes(position, one, names)
         self._check_conditions(names)
+        self._check_memory(changed)
         for position, one in enumerate(self._taken):
             if one.kind == "tensor" and one.sizes:
                 self._place(position, one, names, one.name in changed)
@@ -161,6 +163,15 @@ class Forward:
             text = expression_text(condition, shown).replace("int64_t(", "(").replace("ll)", ")")
             self.conditions.append(text)
             self._lines.append(f"holds({expression_text(condition, names)}, {string_text(text)});")
+
+    def _check_memory(self, changed: set[str]) -> None:
+        """What is written shares its memory with no other input, which would be read as it was before."""
+        tensors = [(position, one.name) for position, one in enumerate(self._taken) if one.kind == "tensor"]
+        for (k, name), (other, beside) in combinations(tensors, 2):
+            if name in changed or beside in changed:
+                pairs = [(k, name), (other, beside)][:: 1 if name in changed else -1]
+                told = ", ".join(f"input{position}, {string_text(shown)}" for position, shown in pairs)
+                self._lines.append(f"apart({told});")
 
     def _place(self, position: int, one: Input, names: dict[Any, str], changed: bool) -> None:
         sizes, strides = (

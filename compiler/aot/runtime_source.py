@@ -221,6 +221,39 @@ void unchanged(const at::Tensor& tensor, const char* name, Sizes strides) {
   TORCH_CHECK_VALUE(lies(tensor, strides), "input '", name, "' is written by the program, and must have strides ",
                     strides, ", not ", tensor.strides());
 }
+const char* end_of(const at::Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  return (const char*)tensor.const_data_ptr() + (last + 1) * (int64_t)tensor.element_size();
+}
+// Whether steps along the dims, back or forth, lead from one element to another: `dims` are strides and most steps.
+bool leads(int64_t distance, const std::vector<std::pair<int64_t, int64_t>>& dims, size_t k) {
+  if (k == dims.size()) return distance == 0;
+  int64_t rest = 0;
+  for (size_t j = k + 1; j < dims.size(); ++j) rest += dims[j].first * dims[j].second;
+  const auto [stride, most] = dims[k];
+  const int64_t about = distance / stride, around = rest / stride + 1;
+  for (int64_t steps = std::max(-most, about - around); steps <= std::min(most, about + around); ++steps)
+    if (leads(distance - steps * stride, dims, k + 1)) return true;
+  return false;
+}
+bool interleaved(const at::Tensor& a, const at::Tensor& b, int64_t bytes) {
+  const int64_t size = (int64_t)a.element_size();
+  if (a.sizes() != b.sizes() || a.strides() != b.strides()) return false;
+  if ((int64_t)b.element_size() != size || bytes % size) return false;
+  std::vector<std::pair<int64_t, int64_t>> dims;
+  for (int64_t dim = 0; dim < a.dim(); ++dim)
+    if (a.size(dim) > 1 && a.stride(dim)) dims.emplace_back(a.stride(dim), a.size(dim) - 1);
+  std::sort(dims.rbegin(), dims.rend());
+  return !leads(bytes / size, dims, 0);
+}
+void apart(const at::Tensor& written, const char* name, const at::Tensor& other, const char* beside) {
+  if (!written.numel() || !other.numel()) return;
+  const char *begin = (const char*)written.const_data_ptr(), *start = (const char*)other.const_data_ptr();
+  const bool met = end_of(written) > start && end_of(other) > begin && !interleaved(written, other, start - begin);
+  TORCH_CHECK_VALUE(!met, "input '", name,
+                    "' is written by the program, and must not share memory with input '", beside, "'");
+}
 }  // namespace
 """.replace("NUMBERS", NUMBERS)
 

@@ -3,7 +3,8 @@
     y = mul(v, 2, out=u);  w.detach().mul_(2);  return x * 2, y      ->      return x * 2, None      and `u` for None
 
 AOTAutograd returns such inputs too, but counts them among its own results as if it had added none before them: where
-the graph also returns what becomes of another input, it gave `u` in place of ``x * 2``.
+the graph also returns what becomes of another input, it gave `u` in place of ``x * 2``. The graph does so of inputs
+that have gradients, or get other sizes or strides.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def without_returned_inputs(graph_module: fx.GraphModule) -> Iterator[Callable[[
     results = output.args[0]
     places = {node: k for k, node in enumerate(graph_module.graph.find_nodes(op="placeholder"))}
     found = dict(_inputs_among(results, places) if isinstance(results, (tuple, list)) else ())
-    if not found:
+    if not found or not (torch.is_grad_enabled() or any(map(_changes_sizes, graph_module.graph.nodes))):
         yield lambda compiled: compiled
         return
     output.args = (tuple(None if k in found else result for k, result in enumerate(results)),)
@@ -43,6 +44,13 @@ def without_returned_inputs(graph_module: fx.GraphModule) -> Iterator[Callable[[
     finally:
         output.args = (results,)
         graph_module.recompile()
+
+
+def _changes_sizes(node: fx.Node) -> bool:
+    """Whether a call gives a tensor other sizes or strides in place: `t_`, `unsqueeze_`."""
+    named = getattr(torch.ops.aten, str(node.target), None) if node.op == "call_method" else None
+    target = node.target if named is None else getattr(named, named.overloads()[0])
+    return torch.Tag.inplace_view in getattr(target, "tags", ())
 
 
 def _inputs_among(results: Any, places: dict[fx.Node, int]) -> Iterator[tuple[int, int]]:
