@@ -72,3 +72,20 @@ def test_library_kernels(training: bool, monkeypatch: pytest.MonkeyPatch, tmp_pa
         theirs, ours = (torch.autograd.grad(x, given, torch.ones_like(x)) for x in (expected, found))
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_convolution_that_lies_otherwise_than_told(
+    dynamic: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of channels last, a CPU's library makes channels last, where metadata says contiguous on a GPU."""
+    torch.manual_seed(0)
+    layer, norm = nn.Conv1d(64, 64, 1, groups=4), nn.LayerNorm(64)
+    x = torch.randn(2, 40, 64)
+    compute = lambda x: norm(layer(x.transpose(1, 2)).transpose(1, 2) + x)  # noqa: E731
+    with torch.no_grad():
+        expected = compute(x)
+        if dynamic:
+            torch._dynamo.mark_dynamic(x, 1)
+        found = torch.compile(compute, backend=SimulatedGpu(monkeypatch, tmp_path))(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

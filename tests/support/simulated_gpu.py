@@ -21,6 +21,7 @@ from regraft.compiler.autograd.differentiate import GraphKind
 from regraft.compiler.codegen import triton
 from regraft.compiler.codegen.generate import generate_kernels
 from regraft.compiler.codegen.kernel_call import KernelCall, evaluate
+from regraft.compiler.codegen.wrapper.stride_checks import is_doubtful, laid_out, order_of
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.ir.program import Buffer
 from regraft.patterns import attention_cuda, attention_kernels
@@ -96,6 +97,14 @@ class _Compilation(TrainingCompilation):
 
 
 class _Interpreter(GraphInterpreter):
+    def run_node(self, node: fx.Node) -> Any:
+        """As wrappers do, lay out what a library made otherwise than metadata says."""
+        result, told = super().run_node(node), node.meta.get("val")
+        if node.op != "call_function" or not is_doubtful(node.target, told) or not isinstance(result, torch.Tensor):
+            return result
+        order = order_of(told)
+        return result if order is None else laid_out(result, order)
+
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(target, KernelCall):
             return target(*args)
