@@ -29,7 +29,7 @@ from ..kernel_call import KernelCall, spell
 from .lifetimes import last_uses
 from .memory_plan import results
 from .names import Spelling
-from .stride_checks import is_doubtful, order_of
+from .stride_checks import is_doubtful, order_of, wants_contiguous
 from .views import Views
 
 if TYPE_CHECKING:
@@ -238,9 +238,15 @@ class _Body:
             for line in textwrap.wrap(", ".join(names), _WIDTH - 8, break_long_words=False):
                 self._emit(f"del {line.rstrip(',')}")
 
+    def _operand(self, node: fx.Node, operand: Any) -> str:
+        text = self.spelling.value(operand)
+        value = operand.meta.get("val") if isinstance(operand, fx.Node) else None
+        return f"{text}.contiguous()" if wants_contiguous(node.target, value) else text
+
     def _call(self, node: fx.Node) -> str:
         spell = self.spelling
-        arguments = [spell.value(a) for a in node.args] + [f"{k}={spell.value(v)}" for k, v in node.kwargs.items()]
+        arguments = [self._operand(node, a) for a in node.args]
+        arguments += [f"{k}={spell.value(v)}" for k, v in node.kwargs.items()]
         if node.op == "call_method":
             return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
         if node.op == "call_module":

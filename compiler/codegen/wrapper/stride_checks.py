@@ -1,9 +1,12 @@
-"""Strides that a graph was compiled for, and that a library's call may not keep.
+"""Strides that a graph was compiled for, and that a library's call may not keep, or not take.
 
 While a graph is traced, metadata says how the result of a convolution lies in memory; which of its algorithms runs, and
 so what it makes, is decided when it runs. Generated kernels compute addresses: what they read must lie as it was told.
 
     convolution(x, w)      told: channels last       made: contiguous       ->  copied once, to channels last
+
+Some operators take contiguous images only, which eager's functions around them see to. Where no kernel computes such a
+call (there is no Triton, or a kernel was refused), its operands are made contiguous: the graph may lay them otherwise.
 """
 
 from __future__ import annotations
@@ -25,6 +28,15 @@ _TORCHS = ("aten", "prims", "mkldnn")  # whose rows are rows
 # Weights in layouts of oneDNN's own have no strides to look at.
 _MKLDNN = "_linear_pointwise _reorder_linear_weight _reorder_convolution_weight"
 _TRUSTED = frozenset([*(f"aten.{name}" for name in _ATEN.split()), *(f"mkldnn.{name}" for name in _MKLDNN.split())])
+
+_CONTIGUOUS = frozenset({"aten.native_group_norm", "aten.native_group_norm_backward"})  # of images on a GPU
+
+
+def wants_contiguous(target: Any, operand: Any) -> bool:
+    """Whether an operator takes an operand only if it is contiguous, which this one may not be."""
+    if not isinstance(target, OpOverload) or not isinstance(operand, torch.Tensor) or operand.device.type == "cpu":
+        return False
+    return f"{target.namespace}.{compat.packet_name(target)}" in _CONTIGUOUS and operand.dim() > 2
 
 
 def is_doubtful(target: Any, result: Any) -> bool:

@@ -3,10 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from support.lowering import trace
+from support.offline_gpu import on_cuda
 from support.thorough import one_row_in, takes_turns
 
 import regraft  # noqa: F401 (registers the backend)
 from regraft.compiler.codegen.wrapper.stride_checks import laid_out, order_of
+from regraft.compiler.codegen.wrapper.wrapper import generate
 
 SHAPES = [(2, 3, 4, 5), (1, 3, 4, 5), (2, 1, 4, 1), (3, 0, 2), (4,), ()]
 
@@ -79,3 +82,19 @@ def test_results_of_users_operators_are_read_where_they_lie(kind, dynamic):
         for size in ((3, 5), (4, 7)):
             x = torch.randn(size)
             torch.testing.assert_close(compiled(x), program(x))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_group_norms_of_gpus_are_given_contiguous_images(device):
+    """A graph without kernels whose convolutions run in channels last, as where there is no Triton."""
+
+    def backward(dy, x, mean, rstd):
+        return torch.ops.aten.native_group_norm_backward(
+            dy.relu(), x, mean, rstd, None, 2, 8, 16, 4, [True, False, False]
+        )
+
+    last = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)
+    graph = trace(backward, last, last, torch.randn(2, 4), torch.randn(2, 4))
+    wrapper = generate(on_cuda(graph) if device == "cuda" else graph, name="test")
+    (call,) = [line for line in wrapper.source.splitlines() if "native_group_norm_backward" in line and " = " in line]
+    assert call.count(".contiguous()") == (2 if device == "cuda" else 0)
