@@ -96,7 +96,9 @@ def interrupted(stop, k):
     def watch(frame, event, _):
         nonlocal seen
         generator = frame.f_code.co_flags & inspect.CO_GENERATOR  # one that is given up is called, and may not raise
-        if event == "call" and not generator and frame.f_globals.get("__name__", "").startswith("regraft."):
+        operator = frame.f_back is not None and frame.f_back.f_globals.get("__name__") == "torch._ops"  # torch aborts
+        ours = frame.f_globals.get("__name__", "").startswith("regraft.")
+        if event == "call" and ours and not generator and not operator:
             seen += 1
             if seen == stop:
                 raise KeyboardInterrupt
