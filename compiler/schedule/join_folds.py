@@ -29,7 +29,7 @@ def with_joined_folds(item: Definition, flat: Definition) -> Definition:
     runs = joint_runs([v for v in item.reduced if v.extent != 1], numbers)
     if all(len(run) == 1 for run in runs):
         return item
-    by: dict[Atom, Any] = {}
+    by: dict[Atom, Any] = {v: 0 for v in item.reduced if v.extent == 1}
     reduced = tuple(_joined(run, by) for run in runs)
     return replace(rewritten(item, Rewriter(atom=by.get)), reduced=reduced)
 

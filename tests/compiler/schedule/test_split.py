@@ -15,7 +15,7 @@ from regraft.compiler.ir.printer import program_text
 from regraft.compiler.ir.program import Program
 from regraft.compiler.ir.value import Number
 from regraft.compiler.schedule import CPU, GPU, check_schedule, schedule, split_reductions
-from regraft.compiler.schedule.affine import digits
+from regraft.compiler.schedule.affine import digits, variables_of
 from regraft.compiler.schedule.flat_access import flatten
 
 F32, F64, I64 = torch.float32, torch.float64, torch.int64
@@ -247,6 +247,19 @@ def test_sums_of_images_with_channels_last_have_even_parts():
     b = Builder()
     program = b.program(*reduced(b, "sum", F32, (64,), (8, 56, 56), True))
     assert extents(split(program, GPU)) == [([196, 64], [128]), ([64], [196])]
+
+
+@pytest.mark.parametrize("lengths", [(4, 1, 9, 7), (1, 33, 2), (31, 1, 4), (1, 64, 1), (8, 4, 1)], ids=str)
+@pytest.mark.parametrize("across", [False, True], ids=["along", "across"])
+def test_dims_of_one_entry_are_no_loops_of_what_is_joined(lengths, across):
+    b = Builder()
+    program = b.program(*reduced(b, "welford", F32, (3,), lengths, across))
+    assert_same(program, target=SMALL_GPU)
+    made = split(program)
+    for item in made.items:
+        bound = {*item.loops, *item.reduced}
+        used = [n for r in item.reductions for v in r.values for n in getattr(v, "indices", ())]
+        assert {v for n in used for v in variables_of(n)} <= bound
 
 
 @pytest.mark.parametrize("lengths", [(4, 9, 7), (3, 5, 16)])
