@@ -117,7 +117,7 @@ class Forward:
         self._check_conditions(names)
         self._check_memory(changed)
         for position, one in enumerate(self._taken):
-            if one.kind == "tensor" and one.sizes:
+            if one.kind == "tensor" and (one.sizes or one.name in changed):
                 self._place(position, one, names, one.name in changed)
 
     def _read(self, position: int, one: Input) -> None:
@@ -178,7 +178,7 @@ class Forward:
             "{" + ", ".join(expression_text(n, names) for n in part) + "}" for part in (one.sizes, one.strides)
         )
         if changed:
-            self._lines.append(f"unchanged(input{position}, {string_text(one.name)}, {strides});")
+            self._lines.append(f"unchanged(in[{position}], {string_text(one.name)}, {strides});")
             self._lines.append(
                 f"if (!input{position}.is_inference()) input{position}.unsafeGetTensorImpl()->bump_version();"
             )

@@ -125,8 +125,12 @@ def program_of(exported: torch.export.ExportedProgram, cloned: Sequence[int] = (
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:
+    """A copy. Its data-dependent sizes have no names yet: those of the export are other sizes' here."""
     made, values = fx.Graph(), dict[fx.Node, fx.Node]()
     made.output(made.graph_copy(graph, values))
+    for node in made.nodes:
+        if "unbacked_bindings" in node.meta:
+            node.meta["unbacked_bindings"] = {}
     return made
 
 
@@ -205,7 +209,7 @@ def _input(argument: Any, node: fx.Node) -> Input:
     value, name = node.meta.get("val"), str(getattr(argument, "name", node.name))  # fx renames some: input_1 for input
     if isinstance(value, torch.Tensor):
         _on_cpu(value, f"input {name}")
-        if value.layout != torch.strided or value.dtype.is_complex:
+        if value.layout != torch.strided:
             raise AotError(f"input {name} is {value.dtype} of layout {value.layout}, which kernels do not take")
         sizes, strides = (tuple(map(_expression, part)) for part in (value.shape, value.stride()))
         return Input(name, "tensor", None, value.dtype, sizes, strides)

@@ -198,7 +198,7 @@ at::Tensor given(const c10::IValue& value, const char* name, at::ScalarType dtyp
   TORCH_CHECK_VALUE(tensor.scalar_type() == dtype, "input '", name, "' has dtype ", tensor.scalar_type(),
                     "; it must be ", dtype);
   TORCH_CHECK_VALUE(tensor.dim() == dims, "input '", name, "' has ", tensor.dim(), " dims; it must have ", dims);
-  return tensor.is_neg() ? tensor.resolve_neg() : tensor;
+  return tensor.is_neg() || tensor.is_conj() ? tensor.resolve_conj().resolve_neg() : tensor;
 }
 int64_t given_number(const c10::IValue& value, const char* name) {
   TORCH_CHECK_VALUE(value.isInt(), "input '", name, "' must be an integer, not ", value.tagKind());
@@ -217,7 +217,10 @@ void in_range(int64_t size, const char* what, int64_t low, int64_t high) {
 void holds(bool condition, const char* what) {
   TORCH_CHECK_VALUE(condition, "the inputs' sizes do not meet a condition that the program was compiled for: ", what);
 }
-void unchanged(const at::Tensor& tensor, const char* name, Sizes strides) {
+void unchanged(const c10::IValue& value, const char* name, Sizes strides) {
+  const at::Tensor& tensor = value.toTensor();
+  TORCH_CHECK_VALUE(!tensor.is_neg() && !tensor.is_conj(), "input '", name,
+                    "' is written by the program, and must not be a view of negated or conjugate numbers");
   TORCH_CHECK_VALUE(lies(tensor, strides), "input '", name, "' is written by the program, and must have strides ",
                     strides, ", not ", tensor.strides());
 }
@@ -353,6 +356,10 @@ void register_operators() {
   made.def("close(int model) -> ()", close_model);
   made.def("run(int model, Tensor[] tensors, int[] numbers) -> (Tensor[], int[], float[])",
            torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, run_model));
+  // Results have no gradients: the function that torch has for operators without a derivative would say they had.
+  // Those for views of conjugate and negated numbers would have copies written.
+  for (const auto key : {c10::DispatchKey::Autograd, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative})
+    made.impl("run", torch::dispatch(key, torch::CppFunction::makeFallthrough()));
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
-"""Nested inputs and results as JSON: lists, tuples, dicts and named tuples of leaves.
+"""Nested inputs and results as JSON: lists, tuples, sizes, dicts and named tuples of leaves.
 
     {"x": *, "pair": (*, *)}    ->    {"dict": ["x", "pair"], "of": ["*", {"tuple": 2, "of": ["*", "*"]}]}
 
-Other containers that keep values by names (the results of Hugging Face's models) become dicts.
+Plain dicts and `OrderedDict` are told apart. Other containers that keep values by names (the results of Hugging Face's
+models) become dicts.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def structure_json(structure: Any) -> Any:
     parts, fields = [structure_json(child) for child in children], getattr(kind, "_fields", None)
     if kind in (tuple, list):
         return {kind.__name__: len(parts), "of": parts}
+    if kind is torch.Size:
+        return {"size": len(parts), "of": parts}
     if issubclass(kind, tuple) and fields is not None:
         return {"namedtuple": kind.__name__, "fields": list(fields), "of": parts}
     if _is_torchs(kind):
@@ -41,7 +44,7 @@ def structure_json(structure: Any) -> Any:
         else context
     )
     if isinstance(keys, (list, tuple)) and len(keys) == len(parts) and all(isinstance(key, _KEYS) for key in keys):
-        return {"dict": list(keys), "of": parts}
+        return {"dict": list(keys), "of": parts} | ({"ordered": True} if kind is OrderedDict else {})
     raise AotError(f"inputs and results may be nested in lists, tuples, dicts and named tuples, not in {kind.__name__}")
 
 
@@ -55,15 +58,17 @@ def build(structure: Any, leaves: Iterator[Any]) -> Any:
     if structure == "*":
         return next(leaves)
     parts = [build(part, leaves) for part in structure["of"]]
-    if "tuple" in structure:
-        return tuple(parts)
     if "list" in structure:
         return parts
+    for name, made in (("tuple", tuple), ("size", torch.Size)):
+        if name in structure:
+            return made(parts)
     if "namedtuple" in structure:
         return namedtuple(structure["namedtuple"], structure["fields"])(*parts)  # type: ignore[misc]
     if "torch" in structure:
         return getattr(torch.return_types, structure["torch"])(parts)
-    return dict(zip(structure["dict"], parts, strict=True))
+    kind = OrderedDict if structure.get("ordered") else dict
+    return kind(zip(structure["dict"], parts, strict=True))
 
 
 def flatten(structure: Any, value: Any, where: str, leaves: list[Any]) -> None:

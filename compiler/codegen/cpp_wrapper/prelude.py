@@ -73,7 +73,8 @@ namespace {
 const Api* api;
 enum class ScalarType : int {
   Byte, Char, Short, Int, Long, Half, Float, Double, ComplexHalf, ComplexFloat, ComplexDouble, Bool, QInt8, QUInt8,
-  QInt32, BFloat16, QUInt4x2, QUInt2x4, Bits1x8, Bits2x4, Bits4x2, Bits8, Bits16, Float8_e5m2, Float8_e4m3fn
+  QInt32, BFloat16, QUInt4x2, QUInt2x4, Bits1x8, Bits2x4, Bits4x2, Bits8, Bits16, Float8_e5m2, Float8_e4m3fn,
+  Float8_e5m2fnuz, Float8_e4m3fnuz, UInt16, UInt32, UInt64
 };
 class Tensor {
  public:

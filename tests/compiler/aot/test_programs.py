@@ -1,9 +1,11 @@
-"""Kinds of programs ahead of time: containers of results, factorizations that may fail, a tensor given twice."""
+"""Kinds of programs ahead of time: containers of results, factorizations that may fail, tensors given twice, dtypes."""
 
+from collections import OrderedDict
 from typing import NamedTuple
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import regraft
 from regraft.compiler.codegen.cpp import can_build
@@ -16,27 +18,38 @@ class Pair(NamedTuple):
     second: torch.Tensor
 
 
-class Several(torch.nn.Module):
-    """Named tuples, what torch's functions return, and factorizations."""
+DTYPES = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
-    def forward(self, x, y):
+
+class Several(torch.nn.Module):
+    """Containers, factorizations, dtypes that kernels do not compute with, and two data-dependent sizes."""
+
+    def forward(self, x, y, z, *others):
         square = x.mT @ x + torch.eye(4)
         torch.linalg.cholesky(square - y.mT @ y)
-        return {"pair": Pair(x + y, x * y), "sorted": x.sort(1), "most": [y.max(0)]}, torch.linalg.inv(square)
+        kept = OrderedDict(sorted=x.sort(1), most=[y.max(0)], sizes=x.shape)
+        counted = x.nonzero(), (y > 0).nonzero() + 1
+        told = counted, torch.fft.rfft(y), z.abs() + x, z * 2, [other.to(torch.float64) for other in others], others[0]
+        return {"pair": Pair(x + y, x * y), "kept": kept}, torch.linalg.inv(square), told
 
 
 def test_containers_and_factorizations_and_a_tensor_given_twice(tmp_path):
-    x, y = torch.randn(6, 4), torch.randn(6, 4) * 1e-2
-    compiled = regraft.load(regraft.aot_compile(Several(), (x, x), tmp_path / "several.rgx"))
-    found, expected = compiled(x, y), Several()(x, y)
-    torch.testing.assert_close(found, expected)
-    assert [type(found[0][key]).__name__ for key in found[0]] == ["Pair", "sort", "list"]
-    assert isinstance(found[0]["sorted"], torch.return_types.sort) and isinstance(
-        found[0]["most"][0], torch.return_types.max
-    )
+    x, y, z = torch.randn(6, 4), torch.randn(6, 4) * 1e-2, torch.randn(6, 4, dtype=torch.complex64)
+    others = [(torch.rand(2, 3) * 9).to(dtype) for dtype in DTYPES]
+    compiled = regraft.load(regraft.aot_compile(Several(), (x, x, z, *others), tmp_path / "several.rgx"))
+    for view in (z.conj(), torch._neg_view(z), z):
+        found, expected = compiled(x, y, view, *others), Several()(x, y, view, *others)
+        assert found[2][-1].dtype is torch.uint16 and found[2][-1].tolist() == others[0].tolist()
+        torch.testing.assert_close([*found[:2], *found[2][:-1]], [*expected[:2], *expected[2][:-1]])
+    kept = found[0]["kept"]
+    assert type(kept) is OrderedDict and type(found[0]["pair"]).__name__ == "Pair"
+    assert [type(value).__name__ for value in kept.values()] == ["sort", "list", "Size"] and kept["sizes"] == (6, 4)
+    assert isinstance(kept["sorted"], torch.return_types.sort) and isinstance(kept["most"][0], torch.return_types.max)
     assert torch.equal(found[0]["pair"].second, expected[0]["pair"].second)
     with pytest.raises(RuntimeError, match="cholesky"):
-        compiled(y, x * 100)
+        compiled(y, x * 100, z, *others)
+    found = compiled(x.clone().requires_grad_(), y, z, *others)
+    assert not any(value.requires_grad for value in tree_leaves(found) if isinstance(value, torch.Tensor))
 
 
 class Writing(torch.nn.Module):
@@ -58,6 +71,9 @@ def test_inputs_that_are_written(tmp_path):
         with pytest.raises(ValueError, match="input 'x' is written by the program, and must not share memory with"):
             compiled(*(shared[k : k + 3] for k in places))
     assert shared.equal(memory)
+    negated = torch.complex(torch.zeros(3), torch.ones(3)).conj().imag
+    with pytest.raises(ValueError, match="'x' is written by the program, and must not be a view of negated"):
+        compiled(negated, torch.ones(3))
 
 
 def test_inputs_that_are_written_between_others(tmp_path):
