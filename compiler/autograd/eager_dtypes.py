@@ -7,6 +7,10 @@ Metadata of some operators promotes what their kernels do not: the result is mad
 torch 2.11 has the indices and counts of `unique` and `bincount` in the dtype of their elements; the kernels give int64,
 and sums of weights in float32 or float64.
 
+Statistics of norms of 16 bits are float32 on CPUs where parameters are, as under autocast; metadata has the images'.
+
+    native_group_norm(x: bfloat16, weight: float32)         fake: three bfloat16     eager: bfloat16, float32, float32
+
 A call that gives another dtype than was told is memory read as something else.
 """
 
@@ -31,6 +35,16 @@ _LIKE: dict[str | None, str] = {
     None: "threshold_backward hardtanh_backward",
 }
 _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+# What a norm's kernel makes, and whatever of the first one given of these is float32 beside an input of 16 bits.
+_NORMS = {
+    "native_group_norm native_layer_norm": ("weight", "bias"),
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
+    "_native_batch_norm_legit_no_training _batch_norm_with_update _batch_norm_with_update_functional "
+    "native_batch_norm_backward": ("weight", "bias", "running_mean", "running_var", "save_mean"),
+    "native_group_norm_backward": ("mean",),
+}
+_PARAMETERS = {name: given for names, given in _NORMS.items() for name in names.split()}
+_FLOAT16 = (torch.bfloat16, torch.float16)
 _UNIQUE = frozenset(("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"))
 _OPERANDS = {name: operand for operand, names in _LIKE.items() for name in names.split()}
 
@@ -50,6 +64,8 @@ def of_eagers_dtype(target: Any, args: Sequence[Any], kwargs: dict[str, Any], re
         return _with_sums_of(result)
     if compat.packet_name(target) in _UNIQUE:
         return result[0], *(_in(torch.int64, x) for x in result[1:])
+    if compat.packet_name(target) in _PARAMETERS:
+        return _of_norm(compat.packet_name(target), _tensors(target, args, kwargs), result)
     if not isinstance(result, torch.Tensor):
         return result
     if compat.packet_name(target) == "bincount":
@@ -77,6 +93,22 @@ def _with_sums_of(result: Any) -> Any:
     """
     out, sums = result
     return (out, _in(torch.float64, sums)) if out.dtype == torch.float64 else result
+
+
+def _of_norm(name: str, tensors: dict[str, torch.Tensor], result: Any) -> Any:
+    """The results of a norm, or of its derivative: what is like the input, two of sums, running ones as they are given.
+
+    Those in the middle, if any, are bytes.
+    """
+    x = tensors["input"]
+    if x.device.type != "cpu" or not isinstance(result, (tuple, list)):
+        return result
+    parameter = next((tensors[given] for given in _PARAMETERS[name] if given in tensors), x)
+    wide = torch.float32 if x.dtype in _FLOAT16 and parameter.dtype == torch.float32 else x.dtype
+    dtypes = [x.dtype, wide, wide, *(y.dtype for y in result[3:])]
+    if name.endswith("_functional"):
+        dtypes[-2:] = [tensors["running_mean"].dtype, tensors["running_var"].dtype]
+    return tuple(y if y is None else _in(dtype, y) for y, dtype in zip(result, dtypes, strict=True))
 
 
 def _dtype(operand: str | None, tensors: dict[str, torch.Tensor]) -> torch.dtype | None:

@@ -49,6 +49,62 @@ def test_metadata_has_eagers_dtype(target):
     assert ran >= len(FLOATS)
 
 
+def _norms(x, w, running):
+    """Calls of norms on an image, of parameters and running statistics of two dtypes, or without."""
+    w, running, sizes = (w, w), (running, running), (2, 4, 9)
+    yield aten.native_group_norm.default, (x, *w, *sizes, 2, 1e-5)
+    yield (
+        aten.native_layer_norm.default,
+        (x, [4, 3, 3], *(None if y is None else y[:, None, None].repeat(1, 3, 3) for y in w), 1e-5),
+    )
+    for training in (True, False) if running[0] is not None else (True,):  # torch crashes else
+        yield aten.native_batch_norm.default, (x, *w, *running, training, 0.1, 1e-5)
+    yield aten._native_batch_norm_legit.no_stats, (x, *w, True, 0.1, 1e-5)
+    if running[0] is not None:
+        yield aten._native_batch_norm_legit_functional.default, (x, *w, *running, True, 0.1, 1e-5)
+        yield aten._native_batch_norm_legit_no_training.default, (x, *w, *running, 0.1, 1e-5)
+
+
+def _derivative(target, args, made):
+    """The call that differentiates a norm, of what it made."""
+    x, w, given = args[0], args[1], torch.ones_like(made[0])
+    if target is aten.native_group_norm.default:
+        return aten.native_group_norm_backward.default, (given, x, *made[1:], w, *args[3:7], [True] * 3)
+    if target is aten.native_batch_norm.default:
+        more = (w, *args[3:5], *made[1:], args[5], 1e-5, [True] * 3)
+        return aten.native_batch_norm_backward.default, (given, x, *more)
+    return aten.native_layer_norm_backward.default, (given, x, args[1], *made[1:], *args[2:4], [True] * 3)
+
+
+def _dtypes(results):
+    return [x if x is None else x.dtype for x in results]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_metadata_of_norms_has_the_dtypes_that_they_give(dtype):
+    """Statistics of 16 bits beside parameters of 32 are as wide as these."""
+    ran, (wide, *given) = set(), (dtype, None, dtype, torch.float32)
+    for parameters, running in product(given, repeat=2):
+        w, kept = (None if of is None else torch.ones(4, dtype=of) for of in (parameters, running))
+        for target, args in _norms(torch.rand(2, 4, 3, 3).to(wide), w, kept):
+            call = target, args
+            for _ in range(2):
+                try:
+                    made = call[0](*call[1])
+                except RuntimeError:
+                    break
+                mode = new_fake_mode(None)
+                fakes = [mode.from_tensor(y) if isinstance(y, torch.Tensor) else y for y in call[1]]
+                with mode:
+                    told = corrected(call[0], fakes, {}, call[0](*fakes))
+                assert _dtypes(told) == _dtypes(made), (call[0], parameters, running)
+                ran.add(call[0])
+                if "legit" in str(target):
+                    break
+                call = _derivative(target, args, made)
+    assert len(ran) == 9
+
+
 @one_row_in(2)
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.l1_loss, F.soft_margin_loss])
 def test_losses_of_two_dtypes_have_eagers_gradients(loss):
