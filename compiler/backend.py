@@ -172,6 +172,11 @@ class Compilation:
         try:
             with left_out(self.options.without):
                 return self._contained.run(self._run)
+        except Exception as error:  # outside of all passes
+            self._faults.tell("compiling the program", "it runs as it was written", error, stage="differentiate")
+            self.record.applied.clear()
+            publish(self.record)
+            return self._gm
         finally:
             # A backward that is not compiled yet refers to this object, which must not keep parameters alive.
             del self._gm, self._example_inputs
@@ -281,7 +286,7 @@ class Compilation:
             wanted = [self.training and _requires_grad(x) for x in self._example_inputs]
             self._contained.do(mark_gradients, captured.graph_module.graph, wanted)
             if not self._contained.leaves_out("mark_gradients"):
-                self._stages.rewrite_program(captured.graph_module)
+                self._contained.do(self._stages.rewrite_program, captured.graph_module)
         self._code.note_graph("captured", captured.graph_module)
         with self.record.timed("differentiate"):
             compiled = captured.graph_module if captured.as_written else self._differentiate(captured)
@@ -376,13 +381,21 @@ class Compilation:
         """Compile one graph; its time is not counted as time for differentiating."""
         start = time.perf_counter()
         if kind == "backward":  # the forward is compiled already: only the backward can start again
-            backup = Backup(graph_module)
-            backup.take()
-            call = row_by_row(self._contained.run(lambda: self._compiled(graph_module, inputs, kind), backup.restore))
+            call = row_by_row(self._compiled_backward(graph_module, inputs))
         else:
             call = at_eagers_place(self._compiled(graph_module, inputs, kind), graph_module)
         self._nested += time.perf_counter() - start
         return call
+
+    def _compiled_backward(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+        backup = Backup(graph_module)
+        backup.take()
+        try:
+            return self._contained.run(lambda: self._compiled(graph_module, inputs, "backward"), backup.restore)
+        except Exception as error:  # outside of all passes
+            self._faults.tell("compiling the backward", "it runs by calls of ATen", error, stage="differentiate")
+            backup.restore()
+            return as_calls(graph_module)
 
     def _compiled(self, graph_module: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind) -> Boxed:
         """A graph through all stages after differentiation."""
@@ -396,7 +409,7 @@ class Compilation:
         returned = places()[1] if kind == "forward" else None
         if returned is not None:
             do(mark_returned, graph_module.graph, returned)
-        protected = self._stages.lower(graph_module, kind)
+        protected = do(self._stages.lower, graph_module, kind, default=lambda call: call)
         if returned is not None:
             tell_strides(do(strides_of_outputs, graph_module))
         self._code.note_graph(kind, graph_module)

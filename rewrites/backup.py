@@ -20,9 +20,10 @@ class Backup:
             self._graph = copied(self._graph_module)
 
     def restore(self) -> None:
-        """Undo all changes."""
+        """Undo all changes; what is put back may be changed again, and put back again."""
         if self._graph is not None:
             self._graph_module.graph = self._graph
+            self._graph = copied(self._graph_module)
 
 
 def copied(graph_module: fx.GraphModule) -> fx.Graph:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from ...rewrites.backup import copied
 from ...rewrites.compat import is_renamed_tensor, mark_boxed
 from ...rewrites.compat.maps import by_rows, maps_over_gradients
-from ..codegen.wrapper.stride_checks import laid_out, order_of
+from ...rewrites.graph import apart, gives_view, op_name
+from ...rewrites.moves import VIEWS
+from ..codegen.wrapper.stride_checks import is_doubtful, laid_out, order_of, wants_contiguous
 
 Boxed = Callable[[list[Any]], Any]
 """What runs a graph: takes one list of inputs, which it empties, and gives the results."""
@@ -48,8 +52,10 @@ def restored(compiled: Callable[..., Any], restore: Callable[[Sequence[Any]], An
 def as_calls(graph_module: fx.GraphModule) -> Boxed:
     """A graph as torch.fx runs it, in boxed convention: one list of inputs in, which it empties.
 
-    Its inputs are laid out as its metadata has them, whatever the graph that made them has chosen.
+    Its inputs are laid out as its metadata has them, whatever the graph that made them has chosen, and so is what
+    libraries give: wrappers keep the same promises, and the graph that reads its results counts on them.
     """
+    graph_module = _promising(graph_module)
     inputs = [node.meta.get("val") for node in graph_module.graph.find_nodes(op="placeholder")]
     orders = [order_of(x) if isinstance(x, torch.Tensor) and x.layout == torch.strided else None for x in inputs]
 
@@ -60,6 +66,43 @@ def as_calls(graph_module: fx.GraphModule) -> Boxed:
 
     mark_boxed(call)
     return call
+
+
+def _promising(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """A copy that lays out tensors as metadata has them where a library may not have done so.
+
+    Results that are no views now are none to autograd.
+    """
+    graph = copied(graph_module)
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        for operand in dict.fromkeys(node.all_input_nodes):
+            if wants_contiguous(node.target, operand.meta.get("val")):
+                with graph.inserting_before(node):
+                    node.replace_input_with(operand, graph.call_method("contiguous", (operand,)))
+        maker = _maker(node)
+        order = order_of(node.meta["val"]) if is_doubtful(maker.target, node.meta.get("val")) else None
+        if order is not None:
+            _put_after(node, laid_out, order)
+    for node in apart(graph.output_node()):
+        if gives_view(node) or op_name(node) in VIEWS:
+            _put_after(node, getattr, "data")
+    return fx.GraphModule(graph_module, graph)
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    """The call that gives a value, alone or among others."""
+    while node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _put_after(node: fx.Node, function: Callable[..., Any], argument: Any) -> None:
+    with node.graph.inserting_after(node):
+        made = node.graph.call_function(function, (node, argument))
+    made.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
 
 
 def row_by_row(call: Boxed) -> Boxed:

@@ -1,8 +1,15 @@
-"""Backwards that are asked for several gradients at once."""
+"""Backwards that are asked for several gradients at once, and graphs that run as they are written."""
 
 import torch
 from support.caches import cache_in
+from support.lowering import trace
+from support.offline_gpu import on_cuda
 from torch.autograd.functional import jacobian
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regraft.compiler.runtime.calls import as_calls
+
+aten = torch.ops.aten
 
 
 def program(x, y):
@@ -38,3 +45,38 @@ def test_gradients_of_which_rows_lie_otherwise(tmp_path, monkeypatch):
                 for f in (torch.compile(product, backend="regraft"), product)
             )
             torch.testing.assert_close(ours, theirs)
+
+
+@torch.library.custom_op("regraft_test::turned", mutates_args=())
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """A copy, in columns."""
+    return x.t().contiguous().t()
+
+
+@turned.register_fake
+def _(x):
+    return x.new_empty(x.shape)
+
+
+def test_calls_lay_out_what_a_library_made_otherwise_than_told():
+    x = torch.randn(3, 5)
+    made, seen = as_calls(trace(lambda x: (turned(x), turned(x + 1).view(15)), x))([x])
+    assert made.stride() == (5, 1) and torch.equal(seen, x.flatten() + 1)
+
+
+def test_group_norms_of_gpus_are_given_contiguous_images():
+    """The kernel takes views of its operands, and raises where they have none."""
+    last = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)
+    graph = on_cuda(trace(lambda x: aten.native_group_norm(x.relu(), None, None, 2, 8, 16, 4, 1e-5)[0], last))
+    given = []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, target, types, args=(), kwargs=None):
+            if target is aten.native_group_norm.default:
+                given.append(args[0].is_contiguous())
+            return target(*args, **(kwargs or {}))
+
+    with Watched():
+        made = as_calls(graph)([last])
+    assert given == [True] and made.stride() == last.stride()
+    torch.testing.assert_close(made, torch.nn.functional.group_norm(last.relu(), 4))

@@ -1,0 +1,203 @@
+"""A graph that is given up at any stage, in any direction, does what eager does: values, dtypes, strides, aliases.
+
+A table: kinds of programs x where something raises x the graphs of whose compilation it raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.thorough import takes_turns
+from torch import nn
+
+import regraft
+from regraft.compiler import backend, graph_code
+from regraft.compiler.backend import Compilation
+from regraft.compiler.lowering import graph as lowering
+from regraft.compiler.stages import Stages
+
+
+class Images(nn.Module):
+    """Norms of three kinds behind convolutions, channels last, and a view that needs contiguous rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1, bias=False)
+        self.groups, self.batch, self.rows = nn.GroupNorm(2, 4), nn.BatchNorm2d(4), nn.LayerNorm(6)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.groups(self.first(x)).relu()
+        return self.batch(self.second(h)), self.rows(h).flatten(2).mT, h
+
+
+class Words(nn.Module):
+    """Attention with dropout, and random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        mixed = F.dropout((q @ k.mT).softmax(-1), 0.5) @ v
+        return mixed + torch.rand_like(mixed), F.dropout(mixed, 0.3).sum(1)
+
+
+class Views(nn.Module):
+    """Writes to a buffer and an input; results that look at inputs, at each other, and at nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.calls = nn.Parameter(torch.ones(4, 4)), nn.Buffer(torch.zeros(4))
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> Any:
+        self.calls += x.detach().mean(0)
+        n[1:].mul_(2)
+        h = (x @ self.weight).tanh() * self.calls
+        return h, h.t(), x.view(-1), n, n[0], (h * 2).mT
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module and its inputs, and how it is called."""
+
+    build: Callable[[], tuple[nn.Module, list[torch.Tensor]]]
+    autocast: torch.dtype | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    dynamic: bool = False
+
+
+def images() -> tuple[nn.Module, list[torch.Tensor]]:
+    return Images(), [torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)]
+
+
+PROGRAMS = {
+    "images": Program(images),
+    "bfloat16": Program(images, torch.bfloat16),
+    "float16": Program(images, torch.float16),
+    "words": Program(lambda: (Words(), [torch.randn(2, 5, 8)]), options=(("rng", "eager"),)),
+    "views": Program(lambda: (Views(), [torch.randn(3, 4), torch.randn(3, 4)])),
+    "sizes": Program(lambda: (Words(), [torch.randn(2, 5, 8)]), options=(("rng", "eager"),), dynamic=True),
+}
+DIRECTIONS = {"forward": ("forward",), "backward": ("backward",), "both": ("forward", "backward")}
+IN_EACH = {  # of each graph: where it raises, and whether after the work was done
+    "passes": (Stages, "lower", True),
+    "kernels": (graph_code, "generate_kernels", False),
+    "wrapper": (graph_code, "generate", False),
+    "operators": (lowering, "lower_call", False),
+}
+OF_ALL = {
+    "capture": (backend, "capture", True),
+    "program": (Stages, "rewrite_program", True),
+    "joint": (Stages, "prepare", True),
+    "strides": (backend, "strides_of_outputs", True),
+    "everything": (Compilation, "_compile", True),
+}
+
+
+@contextmanager
+def raising(
+    monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str, bool], kinds: tuple[str, ...] | None
+) -> Iterator[None]:
+    """Have a function raise while graphs of some kinds are compiled; of operators, it is every second one."""
+    owner, name, late = place
+    real, compiled, now = getattr(owner, name), Compilation._compiled, [""]
+
+    def of_kind(self: Any, module: Any, inputs: Any, kind: Any) -> Any:
+        now.append(kind)
+        try:
+            return compiled(self, module, inputs, kind)
+        finally:
+            now.pop()
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        meant = kinds is None or now[-1] in kinds
+        spared = name == "lower_call" and sum(map(ord, str(args[1].target))) % 2
+        if not meant or spared:
+            return real(*args, **kwargs)
+        if late:
+            real(*args, **kwargs)
+        raise RuntimeError("planted")
+
+    failing.__name__ = name
+    with monkeypatch.context() as patched:
+        patched.setattr(Compilation, "_key", lambda self: None)
+        patched.setattr(Compilation, "_compiled", of_kind)
+        patched.setattr(owner, name, failing)
+        yield
+
+
+def observed(program: Program, module: nn.Module, call: Callable[..., Any], inputs: list[torch.Tensor]) -> Any:
+    """What a step gives and does: values, and what is told of them."""
+    torch.manual_seed(1)
+    first = inputs[0].clone(memory_format=torch.preserve_format).requires_grad_()
+    given = [first, *(x.clone() for x in inputs[1:])]
+    context = nullcontext() if program.autocast is None else torch.autocast("cpu", program.autocast)
+    with context:
+        results = call(*given)
+    held = [x.untyped_storage().data_ptr() for x in (*given, *results)]
+    facts = [
+        (x.dtype, x.stride(), x.requires_grad, x.grad_fn is None, held.index(x.untyped_storage().data_ptr()))
+        for x in results
+    ]
+    drawn = torch.rand(2) if dict(program.options).get("rng") == "eager" else torch.zeros(2)
+    torch.manual_seed(2)
+    roots = [(x.float() * torch.randn(x.shape)).sum() for x in results if x.requires_grad]
+    gradients = torch.autograd.grad(sum(roots), [first, *module.parameters()])  # type: ignore[arg-type]
+    facts += [(x.dtype,) for x in gradients]
+    return facts, [x.detach().clone() for x in (*results, *gradients, *given, *module.buffers(), drawn)]
+
+
+def compiled(program: Program, module: nn.Module, inputs: list[torch.Tensor], **options: Any) -> Any:
+    torch.compiler.reset()
+    module = deepcopy(module)
+    options |= dict(program.options)
+    with regraft.coverage() as cov:
+        call = torch.compile(module, backend="regraft", dynamic=program.dynamic, options=options)
+        return observed(program, module, call, inputs), cov.faults
+
+
+def check(name: str, place: tuple[Any, str, bool], kinds: tuple[str, ...] | None, monkeypatch: Any) -> None:
+    program = PROGRAMS[name]
+    torch.manual_seed(0)
+    module, inputs = program.build()
+    own = deepcopy(module)
+    facts, values = observed(program, own, own, inputs)
+    with raising(monkeypatch, place, kinds):
+        (our_facts, our_values), faults = compiled(program, module, inputs)
+        assert faults and all("planted" in fault.message for fault in faults)
+        assert our_facts == facts
+        tolerance = 1e-4 if program.autocast is None else 4e-2
+        for ours, theirs in zip(our_values, values, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * (1 + float(theirs.abs().max())))
+
+
+@takes_turns("name", "direction")
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("stage", IN_EACH)
+def test_a_graph_given_up_in_some_direction(stage, name, direction, monkeypatch):
+    check(name, IN_EACH[stage], DIRECTIONS[direction], monkeypatch)
+
+
+@takes_turns("name")
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("stage", OF_ALL)
+def test_a_program_given_up(stage, name, monkeypatch):
+    check(name, OF_ALL[stage], None, monkeypatch)
+
+
+@pytest.mark.parametrize("stage", ["passes", "kernels", "wrapper", "everything"])
+def test_strict_raises(stage, monkeypatch):
+    program = PROGRAMS["views"]
+    module, inputs = program.build()
+    kinds = None if stage == "everything" else ("backward",)
+    with raising(monkeypatch, (IN_EACH | OF_ALL)[stage], kinds), pytest.raises(Exception, match="planted"):
+        compiled(program, module, inputs, strict=True)
