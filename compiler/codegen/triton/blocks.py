@@ -13,6 +13,10 @@ from .iteration_space import extent_of
 
 VECTOR = 8  # 16-bit elements that a lane moves at once
 PROGRAMS_EACH = 2  # programs of a multiprocessor that keep it busy
+_NEARLY = 15 / 16  # part of that number that does as well
+POINTWISE = 1024  # elements per program without reductions
+WARPS, FEWER_WARPS = 16, 8  # most warps of a program; of one whose lanes have few elements
+_ELEMENTS_A_WARP = 256
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,11 @@ class Memory:
     def programs(self) -> int:
         """The number of programs that keep the GPU busy."""
         return PROGRAMS_EACH * self.processors
+
+    @property
+    def enough(self) -> int:
+        """Nearly as many, which take no longer: 2**18 elements in blocks of 1024 are 256, for 132 multiprocessors."""
+        return int(self.programs * _NEARLY)
 
 
 @dataclass(frozen=True)
@@ -121,3 +130,8 @@ def programs_of(extent: Any, block: int) -> int:
     """The largest possible number of blocks."""
     high = bounds(extent)[1]
     return 1 << 30 if high is None else -(-int(high) // block)
+
+
+def warps_of(elements: int, each: float = 1) -> int:
+    """The warps of a program; each lane has `each` times the usual number of elements."""
+    return max(1, min(WARPS, int(elements // (_ELEMENTS_A_WARP * each))))

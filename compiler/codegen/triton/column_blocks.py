@@ -28,6 +28,7 @@ _A_WARP, _COSTLY = 1 << 12, 1 << 10  # elements that one warp folds; if they tak
 _HELD = 1 << 12  # bytes that one warp holds
 _SINGLE = 256  # elements of a warp whose lanes load them one by one
 _WARPS = 8  # most warps of a program
+_FEWEST = 4  # fewest rows of a program, if elements take long
 _LONELY = 256  # columns of a block if there are few programs
 _MANY = 4  # times the programs that keep a GPU busy, from which on none needs more warps
 _TWICE = 2  # times as many programs for rows that are held, and as many warps for those that are read again
@@ -77,6 +78,8 @@ def column_blocks(columns: Columns, memory: Memory) -> list[Block]:
 def _of_few(columns: Columns, memory: Memory) -> Block:
     """A block for few programs: a GPU has about one for each of its multiprocessors, or fewer."""
     rows = _ROWS if programs_of(columns.total, _ROWS) * 4 >= memory.programs else NARROWEST
+    if columns.costly:
+        rows = fitting(rows, columns.total, _FEWEST, memory.programs // _TWICE)
     rows, block = min(rows, power_of(columns.total)), min(columns.longest, _LONELY)
     return rows, block, min(_WARPS, _power(rows * block // _COSTLY))
 

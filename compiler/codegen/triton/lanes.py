@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...ir.accesses import Access, accesses, values
 from ...ir.dependence import Dependence
 from ...ir.index.bounds import bounds
@@ -30,9 +32,27 @@ _LESS = 1.5  # times fewer lines that are worth narrower accesses
 _NARROWEST_STORE = 4  # bytes that a lane stores at least
 _COPIES = 16  # copies of long code in one program
 _LONG = frozenset(
-    ["sin", "cos", "tan", "pow", "remainder", "fmod", "lgamma", "digamma", "erfinv", "atan2", "sinh", "asinh", "acosh"]
+    [
+        "sin",
+        "cos",
+        "tan",
+        "pow",
+        "remainder",
+        "fmod",
+        "lgamma",
+        "digamma",
+        "erfinv",
+        "atan2",
+        "sinh",
+        "asinh",
+        "acosh",
+        "floordiv",
+    ]
 )
-_BUSY = 16  # warps of a multiprocessor that hide latency, of 64
+_BUSY, _NEARLY = 16, 15  # warps of a multiprocessor that hide latency, of 64; those that do if code is short
+_SHORT = 7  # operations of short code
+_FUNCTIONS = frozenset(["exp", "log", "log1p", "expm1", "div", "quotient", "tanh", "sigmoid"])
+_FUNCTION, _DOUBLE = 3, 4  # operations that take as long as one of them; as one in float64
 
 
 @dataclass(frozen=True)
@@ -58,17 +78,41 @@ class Few:
     Args:
         elements: the number of elements.
         processors: the multiprocessors of the GPU.
+        short: whether the code for an element is short.
     """
 
     elements: Any
     processors: int
+    short: bool = False
 
     def each(self, most: int) -> int:
         """The most elements of each lane, up to `most`, with which they keep the GPU busy."""
         high = bounds(self.elements)[1]
-        while high is not None and most > 1 and high < _BUSY * self.processors * THREADS * most:
+        while high is not None and most > 1 and high < self._warps(most) * self.processors * THREADS * most:
             most //= 2
         return most
+
+    def _warps(self, each: int) -> int:
+        return _NEARLY if self.short and each < MOST else _BUSY
+
+
+def long_operations(body: Sequence[Statement]) -> int:
+    """How many operations have long code."""
+    return sum(isinstance(value, Op) and value.name in _LONG for value in values(body))
+
+
+def is_short(body: Sequence[Statement]) -> bool:
+    """Whether the code for an element is short, so that it waits for memory."""
+    return sum(_operations(value) for value in values(body) if isinstance(value, Op)) <= _SHORT
+
+
+def _operations(value: Op) -> int:
+    """Simple operations that take as long as one."""
+    name = value.name.removeprefix("fast_")
+    if name in _LONG or name.startswith("philox"):
+        return _SHORT + 1
+    number = _FUNCTION if name in _FUNCTIONS else 0 if name == "cast" else 1
+    return number * (_DOUBLE if value.dtype == torch.float64 else 1)
 
 
 def elements_of(lanes: Lanes, body: Sequence[Statement], bytes_of: Mapping[str, int], few: Few | None = None) -> int:
@@ -85,10 +129,10 @@ def elements_of(lanes: Lanes, body: Sequence[Statement], bytes_of: Mapping[str, 
     stored = min((bytes_of[a.buffer] for a in found if a.stored), default=_NARROWEST_STORE)
     least = max(1, _NARROWEST_STORE // stored)
     each = _by_lines([_Pattern(a, lanes, bytes_of[a.buffer]) for a in found], least)
-    copies = sum(isinstance(value, Op) and value.name in _LONG for value in values(body))
+    copies = long_operations(body)
     while each > least and copies * each > _COPIES:
         each //= 2
-    return each if few is None else max(min(each, 2), few.each(each))
+    return each if few is None else few.each(each)
 
 
 def _by_lines(patterns: Sequence[_Pattern], least: int) -> int:

@@ -31,38 +31,46 @@ from ...ir.accesses import accesses, loop_variables, statements, updated, values
 from ...ir.dependence import Dependence
 from ...ir.examples import on_examples
 from ...ir.index import index as ix
-from ...ir.index.index import Var, add, mul
+from ...ir.index.index import Var, mul
 from ...ir.kernel import Fold, Kernel, Loop, Statement, Update
 from ...ir.value import Result
 from ...schedule.affine import never_meet
-from ...schedule.target import HOPPER, NARROWEST
-from .blocks import VECTOR, Blocks, Launch, Memory, fitting, is_ragged, peeled, placed, power_of, programs_of
+from ...schedule.target import HOPPER
+from .blocks import (
+    FEWER_WARPS,
+    POINTWISE,
+    VECTOR,
+    WARPS,
+    Blocks,
+    Launch,
+    Memory,
+    fitting,
+    is_ragged,
+    peeled,
+    placed,
+    power_of,
+    programs_of,
+    warps_of,
+)
 from .column_blocks import Columns, column_blocks
 from .device import processors_of
-from .iteration_space import extent_of, number_of
+from .iteration_space import extent_of
 from .lanes import MOST, THREADS, Few, Lanes, elements_of
+from .line_blocks import NARROW, along
 from .row_blocks import SCANNED, Rows, held, more_rows, special_rows
 
 _LANES = 16  # fewest neighboring elements that an access should read
-_POINTWISE = 1024  # elements per program without reductions
-_NARROW = 64  # fewest lanes per row of a tile, unless rows are shorter
-_FULL = 4  # of five lanes along a row, the fewest that have an element
-_ROW_LOADS = 3  # loads per row that justify narrower loads per element
 _TILE = (64, 64)  # tile of a transposition
 _WINDOW = 16  # most elements of a window that one lane goes through
 _FEW = 64  # most columns that a lane reduces without other lanes
-_RAGGED = 4  # times fewer elements of a lane, where it cannot access several at once
 _NARROW_BYTES = 2  # bytes of values of which a lane has twice as many
 _MANY = 4  # times that many programs from which on each needs fewer lanes
-_ELEMENTS_A_WARP = 256
 # Folds whose elements are so expensive that work shared by lanes matters; and folds of 64-bit positions, for which
 # fewer lanes are better.
 _MOMENTS, _PLACES = frozenset({"welford"}), frozenset({"argmax", "argmin"})
 _PLAIN = frozenset({"sum", "prod", "max", "min", "any", "all", "xor"})  # folds of one operation
-_SHARED = (1 << 16, 1 << 18)  # elements from which on a lane compares two and four rows of such tiles
-_PAIRS = (128, 16)  # rows and columns of a tile whose elements are compared each with each
+_PAIRS = (64, 32)  # rows and columns of a tile whose elements are compared each with each
 _SECTOR = 32  # bytes that memory moves together
-_WARPS, _FEWER_WARPS = 16, 8  # most warps of a program; of one whose lanes have few elements
 _SMALL_TILE = 256  # elements of a tile of a transposition that is worth a program
 
 
@@ -118,7 +126,7 @@ def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memo
     across = _across(loops, body)
     if across is None:
         loaded = _loaded(body, (loops[:-1], loops[-1:]), memory.bytes_of)
-        return _along(loops, body, 0 < sum(loaded) <= _NARROW_BYTES, memory)
+        return along(loops, body, 0 < sum(loaded) <= _NARROW_BYTES, memory)
     rows, columns = (
         fitting(n, var.extent, n, memory.programs) for n, var in zip(_TILE, (across, loops[-1]), strict=True)
     )
@@ -128,64 +136,17 @@ def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memo
         rows, columns = min(rows, _TILE[0] // 2), min(columns, _TILE[1] // 2)
     outer = tuple(v for v in loops if v is not across and v is not loops[-1])
     tiles = [(rows, columns), (rows // 2, columns // 2), (rows // 2, columns), (rows, columns // 2)]
-    made = [Blocks((across,), (loops[-1],), r, c, _warps(r * c, 2)) for r, c in tiles if r and c]
+    made = [Blocks((across,), (loops[-1],), r, c, warps_of(r * c, 2)) for r, c in tiles if r and c]
     return Launch(outer, made[0], body, tuple(made[1:]))
 
 
 def _thin(loops: tuple[Var, ...], across: Var, columns: int, body: tuple[Statement, ...], memory: Memory) -> Launch:
     """Tiles of a transposition whose rows are those of all loops but the innermost: along `across`, they are few."""
     lines = (*(v for v in loops[:-1] if v is not across), across)
-    rows = fitting(max(_LANES, _POINTWISE // columns), extent_of(lines), _LANES, memory.programs)
+    rows = fitting(max(_LANES, POINTWISE // columns), extent_of(lines), _LANES, memory.programs)
     sizes = [(rows, 1), (2 * rows, 2), (max(1, rows // 2), 1)]
-    made = [Blocks(lines, loops[-1:], r, columns, _warps(r * columns, each)) for r, each in sizes]
+    made = [Blocks(lines, loops[-1:], r, columns, warps_of(r * columns, each)) for r, each in sizes]
     return Launch((), made[0], body, tuple(made[1:]))
-
-
-def _along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool, memory: Memory) -> Launch:
-    """Lanes along the innermost loop, so that neighboring lanes access neighboring elements.
-
-    If there are loops around one that is long enough, their variables, and values computed from them alone, are
-    computed once per row of a tile, rather than by division for every element.
-    """
-    total, width = extent_of(loops), _width(loops, body)
-    block = fitting(_POINTWISE, total, NARROWEST * _LANES, memory.programs)
-    sizes: list[tuple[int, float]] = [(block, 1), (2 * block, 1), (2 * block, 2), (block // 2, 1), (4 * block, 2)]
-    few = Few(total, memory.processors)
-    fewer = elements_of(Lanes(loops, loops[-1], not width), body, memory.bytes_of, few) if loops else MOST
-    if fewer < MOST:
-        sizes = [(min(block, _FEWER_WARPS * THREADS * fewer), fewer / MOST), *sizes]
-    if memory.ragged:
-        sizes = [(n, each / _RAGGED) for n, each in sizes]
-    flat = [Blocks((), loops, 1, n, _warps(n, each)) for n, each in sizes if 1 <= n <= power_of(total)]
-    if not width:
-        return Launch((), flat[0], body, tuple(flat[1:]))
-    if narrow and programs_of(total, 2 * block) >= _MANY * memory.programs:
-        sizes = [(2 * block, 2), *sizes]
-    tiles = [(max(1, n // width), min(n, width), each) for n, each in sizes if n]
-    tiles = [tile for tile in tiles if tile[0] <= power_of(extent_of(loops[:-1]))]
-    made = [Blocks(loops[:-1], loops[-1:], r, c, _warps(r * c, each)) for r, c, each in tiles]
-    return Launch((), made[0], body, (*made[1:], flat[0]))
-
-
-def _width(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> int:
-    """Lanes of a tile along the innermost loop that leave few lanes idle at its end; 0 if tiles should not be used."""
-    extent = loops[-1].extent if len(loops) > 1 else 0
-    if not isinstance(extent, int) or extent < _LANES or not _pays_by_rows(loops, body):
-        return 0
-    width = min(_POINTWISE, power_of(extent))
-    while width > _NARROW and -(-extent // width) * width * _FULL > extent * (_FULL + 1):
-        width //= 2
-    return width if -(-extent // width) * width * _FULL <= extent * (_FULL + 1) else 0
-
-
-def _pays_by_rows(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> bool:
-    """Whether tiles of rows load as wide as lanes over all loops would, or save much otherwise."""
-    if loops[-1].extent % VECTOR == 0:
-        return True
-    flat, dependence, found = number_of(loops), Dependence(), list(accesses(body))
-    if not any(isinstance(add(access.offset, mul(flat, -1)), int) for access in found):
-        return True
-    return len({(a.buffer, a.offset) for a in found if loops[-1] not in dependence.of(a.offset)}) >= _ROW_LOADS
 
 
 def _across(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Var | None:
@@ -225,7 +186,7 @@ def _rows_at_once(
     """Rows of a block; more where rows next to each other share what memory moves together (see above)."""
     offsets = [access.offset for access in accesses(body) if not access.stored]
     across = any(_near_by_index(x, loops[-1], leaf[-1]) for leaf in inner if loops and leaf for x in offsets)
-    return max(1, _POINTWISE // block, min(_LANES, SCANNED // block) if across else 0)
+    return max(1, POINTWISE // block, min(_LANES, SCANNED // block) if across else 0)
 
 
 def _is_long(var: Var) -> bool:
@@ -248,7 +209,7 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memor
         costly = len(loaded) > 1 or not _folds_all(body, _PLAIN)
         moments, narrow = _folds(body, _MOMENTS), _begin_anywhere(inner, body)
         columns = Columns(total, longest, max(loaded, default=4), len(inner) > 1, moments, costly, narrow)
-        found = [(r, c, _warps(r * c, each)) for r, c, each in _whole_rows(total, longest, memory)]
+        found = [(r, c, warps_of(r * c, each)) for r, c, each in _whole_rows(total, longest, memory)]
         return _with_blocks(loops, body, longest, [*found, *column_blocks(columns, memory)])
     return _rows(loops, inner, body, longest, memory)
 
@@ -263,7 +224,7 @@ def _rows(
     scan, moments = _has_scan(body), _folds(body, _MOMENTS)
     found = Rows(loops, inner, max(loaded, default=0), longest, moments or _folds_all(body, _PLAIN))
     block = held(found, len(loaded), scan, moments)
-    rows = fitting(_rows_at_once(loops, inner, body, block), total, 1, memory.programs)
+    rows = fitting(_rows_at_once(loops, inner, body, block), total, 1, memory.enough)
     sizes: list[tuple[int, int, float]]
     sizes = [(rows, block, 1), (rows, block, 2), (2 * rows, block, 2), (max(rows // 2, 1), block, 1)]
     fewer = _fewer_a_lane(loops, inner, body, memory, (rows, block))
@@ -274,7 +235,7 @@ def _rows(
     if longest <= _WINDOW and _are_windows(loops, inner, body):
         sizes = [_unrolled(total, memory), *sizes]
     sizes += [(1, block // 2, 1)]
-    made = [(r, c, _warps(r * c, each)) for r, c, each in sizes]
+    made = [(r, c, warps_of(r * c, each)) for r, c, each in sizes]
     if not (scan or fewer):
         made = [*special_rows(found, block, body, memory), *made]
     return _with_blocks(loops, body, longest, made)
@@ -300,15 +261,17 @@ def _whole_rows(total: Any, longest: int, memory: Memory) -> list[tuple[int, int
     """Blocks in which a lane reduces few columns without other lanes; nothing if they are many."""
     if longest > VECTOR:
         columns = min(longest, VECTOR)
-        busy = longest <= _FEW and programs_of(total, _POINTWISE) >= memory.programs
-        return [(_POINTWISE, columns, columns)] if busy else []
+        busy = longest <= _FEW and programs_of(total, POINTWISE) >= memory.programs
+        return [(POINTWISE, columns, columns)] if busy else []
     return [_unrolled(total, memory)]
 
 
 def _unrolled(total: Any, memory: Memory) -> tuple[int, int, float]:
     """A block whose lanes go through their rows alone, in code that is written out for each column."""
     each = Few(total, memory.processors).each(VECTOR)
-    rows = fitting(_FEWER_WARPS // 2 * THREADS * each, total, THREADS, memory.programs)
+    if programs_of(total, FEWER_WARPS * THREADS) >= memory.enough:
+        each = max(each, 2)
+    rows = fitting(FEWER_WARPS // 2 * THREADS * each, total, THREADS, memory.enough)
     return rows, 1, each / MOST
 
 
@@ -332,7 +295,7 @@ def _compares_pairs(
 
     for i: for j: fold sum over k < 256 of before(x[256*i + k], x[256*i + j])
     """
-    if not loops or not _is_long(loops[-1]) or len(inner) != 1 or power_of(loops[-1].extent) < _NARROW:
+    if not loops or not _is_long(loops[-1]) or len(inner) != 1 or power_of(loops[-1].extent) < NARROW:
         return False
     if programs_of(extent_of(loops[:-1]), 1) * programs_of(loops[-1].extent, _LANES) < memory.programs:
         return False  # lanes of all columns would leave the GPU idle
@@ -346,18 +309,16 @@ def _compares_pairs(
 def _pairing(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, memory: Memory) -> Launch:
     """Tiles in which the elements of rows and those of columns are loaded once, and compared each with each.
 
-    A lane has all columns of its rows. If there are many programs, it has several rows, which share the work that
-    columns need (of a sort, 14 instructions for a pair become 10 or 8).
+    The lanes of a warp have a column each, and go through rows: they share what rows need, and come together once, at
+    the end. Lanes that had a row each, and went through columns, would need a column for each pair.
     """
     outer, around = loops[:-1], extent_of(loops[:-1])
     rows = min(_PAIRS[0], power_of(loops[-1].extent))
     while rows > _LANES and programs_of(around, 1) * programs_of(loops[-1].extent, rows) < memory.programs:
         rows //= 2
-    elements = programs_of(extent_of(loops), 1)
-    own = 1 if elements < _SHARED[0] else 2 if elements < _SHARED[1] else 4
-    columns = min(_PAIRS[1] if own == 1 else _PAIRS[1] // 2, longest)
-    sizes = [(rows, columns, own), (rows, columns, 2 * own), (rows, 2 * columns, own), (rows // 2, 2 * columns, 1)]
-    made = [Blocks(loops[-1:], (), r, c, max(1, r // (THREADS * e))) for r, c, e in sizes if c <= longest and r]
+    columns = min(_PAIRS[1], longest)
+    sizes = [(rows, columns, 1), (2 * rows, columns, 1), (rows, columns, 2), (rows // 2, columns, 1)]
+    made = [Blocks(loops[-1:], (), r, c, max(1, r * e // _LANES)) for r, c, e in sizes]
     return Launch(outer, made[0], body, tuple(made[1:]))
 
 
@@ -375,7 +336,7 @@ def _scanning(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int,
     columns = min(longest, SCANNED // rows)
     sizes = [(rows, columns, each), (rows, columns, 2 * each), (2 * rows, columns, each), (rows, columns // 2, each)]
     sizes = [(r, c, e) for r, c, e in sizes if r <= power_of(extent_of(loops)) and c]
-    made = [Blocks(loops, (), r, c, _warps(r * c, e)) for r, c, e in sizes]
+    made = [Blocks(loops, (), r, c, warps_of(r * c, e)) for r, c, e in sizes]
     return Launch((), made[0], body, tuple(made[1:]))
 
 
@@ -394,7 +355,7 @@ def _fewer_a_lane(
     each = min((elements_of(one, body, memory.bytes_of, few) for one in lanes), default=MOST)
     if each == MOST or _has_scan(body):
         return []
-    most = _WARPS * THREADS * each
+    most = WARPS * THREADS * each
     if columns > most and len(inner) == 1:  # columns that are gone through twice stay in registers
         columns = most
     return [(max(1, min(rows, most // columns)), columns, each / MOST)]
@@ -484,8 +445,3 @@ def is_scan(body: tuple[Statement, ...]) -> bool:
     started = {r.name for s in statements(body) if isinstance(s, Fold) for r in s.reductions}
     carried = updated(body).keys() - started
     return any(isinstance(v, Result) and v.reduction in carried for v in values(body))
-
-
-def _warps(elements: int, each: float = 1) -> int:
-    """The warps of a program; each lane has `each` times the usual number of elements."""
-    return max(1, min(_WARPS, int(elements // (_ELEMENTS_A_WARP * each))))

@@ -31,6 +31,7 @@ _REGISTERS, _THREADS = 96, 512  # most values that a lane loads at once into reg
 _PROGRAMS = 2048  # programs from which on each takes more rows
 _ELEMENTS = 2048  # elements up to which it does; twice as many of rows that are gone through once
 _RAGGED_ROWS, _RAGGED_ELEMENTS, _RAGGED_BYTES = 8, 1024, 2048  # rows, elements and bytes of one warp
+_TWICE = 2  # times the programs that keep a GPU busy, as many of one warp as there are at least
 _SHORT = 16  # most elements of a row that a lane may go through alone
 _NEAR = 16  # rows beside each other that are looked at
 _WIDE = 16  # bytes that a lane accesses at once
@@ -39,7 +40,7 @@ _STEP, _WARPS = 512, 8  # elements that are folded at a time, and the warps that
 
 def more_rows(rows: int, block: int, total: Any, once: bool) -> int:
     """Rows of a program, `block` long, of which there are `total`; `once` if they are gone through once."""
-    while programs_of(total, rows) > _PROGRAMS and 2 * rows * block <= _ELEMENTS * (2 if once else 1):
+    while programs_of(total, rows) >= _PROGRAMS and 2 * rows * block <= _ELEMENTS * (2 if once else 1):
         rows *= 2
     return rows
 
@@ -96,7 +97,9 @@ def special_rows(rows: Rows, block: int, body: Sequence[Statement], memory: Memo
     if not rows.bytes or rows.longest <= _SHORT or any(len(leaf) != 1 for leaf in rows.inner) or _overlap(rows, body):
         return []
     number = _ragged(rows.inner[0][0].extent, block, rows.bytes)
-    return [(number, block, 1)] if number > 1 and programs_of(total, number) >= memory.programs else []
+    while number > 1 and programs_of(total, number) < _TWICE * memory.enough:
+        number //= 2
+    return [(number, block, 1)] if number > 1 else []
 
 
 def _ragged(length: Any, block: int, size: int) -> int:

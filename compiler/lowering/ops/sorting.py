@@ -22,13 +22,15 @@ import torch
 
 from ...ir.index.index import Loaded
 from ...ir.program import Store
-from ...ir.value import Number, Value, compute_dtype
-from ..arithmetic import minus, op, plus, where
-from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers, whole
+from ...ir.value import HALVES, Number, Op, Value, compute_dtype
+from ..arithmetic import minus, op, plus, times, where
+from ..core import Indices, Lowering, Tensor, Unlowered, cast, const, lowers, whole
 from ..positions import iterations, swapped
 from .elementwise import rounded
 
 LONGEST, PAIRS = 1024, 1 << 26  # elements of a row; pairs of elements of all rows: beyond, a library takes less time
+_ORDERED = 4  # bytes of the largest elements that are compared together with their positions, in twice as many bits
+_BEYOND = 0x7F900000  # the bits of a float32 beyond infinity, so far that positions fit in between
 _LIBRARY = frozenset({"cpu"})  # devices whose library takes no longer
 _SORTS = ("aten.sort.default", "aten.sort.stable")
 
@@ -88,6 +90,9 @@ def ranks(low: Lowering, x: Tensor, d: int, descending: bool) -> Tensor:
     """How many elements come before each one."""
 
     def before(at: Indices, other: Indices) -> Value:
+        mine, others = (_whole_key(x, one, d, descending) for one in (at, swapped(at, d, *other)))
+        if mine is not None and others is not None:
+            return cast(op("gt" if descending else "lt", others, mine), torch.int32)
         (a, i), (b, j) = _key(x, swapped(at, d, *other), d, descending), _key(x, at, d, descending)
         first = op("gt" if descending else "lt", a, b)
         tie = op("logical_and", op("eq", a, b), op("lt", i, j))
@@ -107,6 +112,27 @@ def _key(x: Tensor, at: Indices, d: int, descending: bool) -> tuple[Value, Value
     lost = op("isnan", value)
     moved = (minus if descending else plus)(place, x.sizes[d])
     return where(lost, math.inf, value), where(lost, moved, place)
+
+
+def _whole_key(x: Tensor, at: Indices, d: int, descending: bool) -> Value | None:
+    """Both as one integer: the element in its upper bits, the position in the lower ones; None for 64 bits.
+
+    Of two equal elements the first has the smaller integer, or the larger one where larger elements come before. The
+    bits of a float that is not negative are in order as they are, and so are those of others once they are negated.
+    """
+    if x.dtype.itemsize > _ORDERED:
+        return None
+    value = rounded(x.at(at), x.dtype)
+    if value.dtype.is_floating_point:
+        bits = Op("bitcast", (value,), torch.int32)
+        negative = op("lt", bits, 0)
+        signed = where(negative, op("sub", const(torch.iinfo(torch.int32).min, torch.int32), bits), bits)
+        value = where(op("isnan", value), _BEYOND, signed)
+    held = torch.int64 if x.dtype.itemsize == _ORDERED else torch.int32
+    value = cast(value, held)
+    if x.dtype not in HALVES:  # the lower bits of those are free, as they stand in float32
+        value = times(value, LONGEST)
+    return (minus if descending else plus)(value, Number(at[d], held))
 
 
 def _place(rank: Value, count: int) -> Any:

@@ -49,7 +49,7 @@ def sizes(blocks):
     ("function", "inputs", "expected"),
     [
         (lambda x: x + 1, [S(4096, 1024)], (1, 1024, 4)),
-        (lambda x: x + 1, [S(64, 1024)], (1, 256, 4)),  # elements are few
+        (lambda x: x + 1, [S(64, 1024)], (1, 256, 8)),  # elements are few
         (lambda x: x + 1, [S(3)], (1, 4, 1)),
         (lambda x: x.t().contiguous(), [S(2048, 2048)], (64, 64, 8)),
         (lambda x: x.t().contiguous(), [S(256, 256)], (32, 32, 2)),
@@ -66,13 +66,13 @@ def sizes(blocks):
         (
             lambda x, i, j: x[i, j],
             [S(512, 512), S(512, 512, dtype=I64), S(512, 512, dtype=I64)],
-            (1, 512, 8),
+            (1, 1024, 8),
         ),
         (lambda x: x.softmax(-1), [S(2048, 1024)], (1, 1024, 4)),
         (lambda x: x.softmax(-1), [S(2048, 4096)], (1, 4096, 16)),
         (lambda x: x.softmax(-1), [S(2048, 50000)], (1, 4096, 16)),
         (lambda x: x.softmax(-1), [S(8192, 64)], (16, 64, 4)),
-        (lambda x: x.softmax(-1), [S(512, 64)], (1, 64, 1)),
+        (lambda x: x.softmax(-1), [S(512, 64)], (2, 64, 1)),
         (lambda x: x.sum(0), [S(512, 50257)], (32, 16, 4)),
         (lambda x: x.sum(1), [S(4096, 4, 64)], (256, 1, 4)),
         (lambda x, b: x + b, [S(4096, 768), S(4096, 1)], (4, 256, 4)),
@@ -99,7 +99,10 @@ def H(*shape):
         (lambda x, y: x + y, [H(4096, 1024), H(4096, 1024)], (1, 1024, 4)),
         (lambda x, y: x + y, [H(4096, 1024), S(4096, 1024)], (1, 1024, 4)),
         (lambda x: x.bfloat16(), [S(4096, 1024)], (1, 1024, 4)),
-        (F.gelu, [H(1024, 1024)], (1, 1024, 4)),  # programs are few
+        (F.gelu, [H(512, 1024)], (1, 1024, 8)),  # programs are few
+        (F.relu, [H(512, 1024)], (1, 1024, 8)),
+        (F.relu, [H(1024, 1024)], (1, 2048, 4)),  # code is short
+        (torch.sin, [H(1024, 1024)], (1, 1024, 4)),
         (lambda x: x.softmax(-1), [H(2048, 4096)], (1, 4096, 8)),
         (lambda x: x.softmax(-1), [H(512, 4096)], (1, 4096, 16)),
         (lambda x: x.softmax(-1), [H(2048, 50000)], (1, 4096, 16)),

@@ -34,6 +34,7 @@ def softmax(x):
         (49_152, 197, HALF, (4, 256, 1)),
         (49_152, 197, torch.float32, (2, 256, 1)),
         (49_152, 200, HALF, (8, 256, 4)),  # each row begins at 16 bytes
+        (2001, 33, HALF, (4, 64, 1)),  # programs are few
         (49_152, 13, HALF, (64, 16, 4)),  # lanes go through them as they are
     ],
 )
@@ -49,7 +50,7 @@ def test_but_not_windows():
 
 @pytest.mark.parametrize(
     ("rows", "length", "expected"),
-    [(32_768, 128, (16, 128, 4)), (65_536, 256, (8, 256, 4)), (2048, 1024, (1, 1024, 2))],
+    [(32_768, 128, (16, 128, 4)), (65_536, 256, (8, 256, 4)), (2048, 1024, (2, 1024, 4)), (1024, 1024, (1, 1024, 4))],
 )
 def test_programs_of_short_rows_have_several(rows, length, expected):
     assert blocks(softmax, torch.empty(rows, length, dtype=HALF)) == expected

@@ -91,15 +91,52 @@ def kernels(function, *inputs):
 def test_pairs_are_compared_in_tiles_whose_elements_are_loaded_once():
     (source,) = kernels(torch.argsort, torch.randn(128, 256))
     (launch,) = source.launches
-    assert (launch.programs, launch.warps) == (512, 2)
-    assert source.text.count("tl.load") == 2 and "[64, 16]" in source.text
-    assert "tl.arange(0, 16)[None, :]\n" in source.text
+    assert (launch.programs, launch.warps) == (512, 4)
+    assert source.text.count("tl.load") == 2 and "[64, 32]" in source.text
+    assert "tl.arange(0, 32)[None, :]\n" in source.text
 
 
-@pytest.mark.parametrize(("rows", "tile", "warps"), [(64, (32, 16), 1), (256, (128, 8), 2), (1024, (128, 8), 1)])
-def test_many_programs_have_lanes_with_several_rows(rows, tile, warps):
+@pytest.mark.parametrize(("rows", "tile", "warps"), [(64, 32, 2), (256, 64, 4), (1024, 64, 4)])
+def test_lanes_of_pairs_have_a_column_each_and_go_through_rows(rows, tile, warps):
+    """What a row needs, lanes have once; what a column needs, they would need for each pair."""
     (source,) = kernels(torch.argsort, torch.randn(rows, 256))
-    assert f"tl.full([{tile[0]}, {tile[1]}], 0" in source.text and source.launches[0].warps == warps
+    assert f"tl.full([{tile}, 32], 0" in source.text and source.launches[0].warps == warps
+    assert compiles(source)
+
+
+EXTREMES = {
+    torch.float32: [
+        0.0,
+        -0.0,
+        float("inf"),
+        float("-inf"),
+        float("nan"),
+        -float("nan"),
+        1e-45,
+        -1e-45,
+        3.4e38,
+        -3.4e38,
+    ],
+    torch.float16: [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 6e-8, -6e-8, 65504.0, -65504.0],
+    torch.bfloat16: [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 2e-38, -2e-38, 3.3e38, -3.3e38],
+    torch.float64: [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 5e-324, -1.0],
+    torch.int64: [2**63 - 1, -(2**63), 0, -1],
+    torch.int32: [2**31 - 1, -(2**31), 0, -1],
+    torch.int16: [2**15 - 1, -(2**15), 0, -1],
+    torch.int8: [127, -128, 0, -1],
+    torch.uint8: [255, 0, 128],
+    torch.bool: [True, False],
+}
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", EXTREMES, ids=str)
+def test_least_and_greatest_of_each_dtype_come_first_and_last(dtype, descending):
+    """Elements and their positions are compared as one integer, where one has room for both."""
+    torch.manual_seed(0)
+    few = torch.tensor(EXTREMES[dtype], dtype=dtype)
+    x = few[torch.randint(len(few), (3, 70))]
+    interpreted_agrees(lambda x: tuple(in_order(x, -1, descending)), x, exact=True)
 
 
 def test_ranks_compare_once():
