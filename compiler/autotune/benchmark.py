@@ -57,8 +57,13 @@ class Trial:
 
     def drop(self, name: str, error: Exception) -> None:
         """Remove a program that raised an error from the trial."""
-        self.out_of_memory |= isinstance(error, torch.OutOfMemoryError)
+        self.out_of_memory |= _is_out_of_memory(error)
         self.dropped[name] = f"raised {one_line(error)}"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether there was too little memory; torch's allocator for CPUs raises a plain error."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def run_trial(

@@ -106,8 +106,10 @@ def index_reduce(
 
 @lowers("aten.index_add")
 def index_add(low: Lowering, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
-    """``out[index[i]] += alpha * source[i]`` for dim 0."""
+    """``out[index[i]] += alpha * source[i]`` for dim 0; of no elements, eager does not look at indices."""
     out, elements = copied(low, x), _source(source, x.dtype)
+    if 0 in x.sizes:
+        return out
     if isinstance(alpha, Scalar) or alpha != 1:
         name = "logical_and" if x.dtype == torch.bool else "mul"
         factor = scalar(alpha, x.dtype)

@@ -268,10 +268,20 @@ def test_memory_is_guarded(monkeypatch):
     assert decision.chosen is None and "MiB" in decision.evidence.note
 
 
-def test_out_of_memory_is_not_written_down():
-    def greedy(x):
-        raise torch.OutOfMemoryError("out of memory")
+def _on_a_gpu(x):
+    raise torch.OutOfMemoryError("out of memory")
 
+
+def _on_a_cpu(x):
+    return torch.empty(1 << 60, dtype=torch.int8)
+
+
+def _in_python(x):
+    raise MemoryError
+
+
+@pytest.mark.parametrize("greedy", [_on_a_gpu, _on_a_cpu, _in_python])
+def test_out_of_memory_is_not_written_down(greedy):
     question = ask(original=sleeper(0.0), greedy=greedy)
     oracle().decide(question)
     assert oracle().decide(question).evidence.source == "measured"

@@ -104,6 +104,13 @@ def test_index_add(pair, seed, length, alpha, dynamic):
     agree(lambda x, i, s: x.index_add(dim, i, s, alpha=alpha), x, index, source, dynamic=dynamic)
 
 
+@pytest.mark.parametrize(("sizes", "dim"), [((0, 3), 0), ((3, 0), 1), ((2, 0), 0)])
+def test_index_add_to_nothing_reads_no_index(sizes, dim):
+    x, index = torch.zeros(sizes), torch.tensor([0, 5])
+    source = torch.ones([2 if d == dim else n for d, n in enumerate(sizes)])
+    agree(lambda x, i, s: x.index_add(dim, i, s), x, index, source)
+
+
 @EXAMPLES
 @given(PAIRS, SEEDS, st.integers(0, 4))
 def test_index_copy(pair, seed, length):
