@@ -29,6 +29,7 @@ KEPT_FILES = 100
 """Tracebacks that a folder holds; the oldest go."""
 
 _told: set[str] = set()
+_NAMED = "_regraft_named"
 
 
 class Faults:
@@ -68,6 +69,7 @@ class Faults:
             yield
         except Exception as error:
             if self.lets_through(error):
+                self.name(error, what)
                 raise
             if undo is not None:
                 undo()
@@ -80,6 +82,20 @@ class Faults:
     def is_signal(self, error: BaseException) -> bool:
         """Whether an error is no fault, but tells the caller something."""
         return isinstance(error, self._signals)
+
+    def name(self, error: BaseException, what: str) -> None:
+        """Let the message of an error that is raised say what failed, once: Dynamo shows the message alone."""
+        if self.is_signal(error) or hasattr(error, _NAMED):
+            return
+        plain = len(error.args) == 1 and isinstance(error.args[0], str)
+        if plain:
+            error.args = (f"{what} failed: {error.args[0]}",)
+        elif not error.args:
+            error.args = (f"{what} failed",)
+        else:
+            error.add_note(f"regraft: {what} failed")
+        with suppress(AttributeError):  # errors of types without a dict
+            setattr(error, _NAMED, True)
 
     def tell(
         self,
@@ -98,6 +114,7 @@ class Faults:
             Exception: the error itself, where it goes through.
         """
         if self.lets_through(error):
+            self.name(error, what)
             raise error
         trace = "".join(traceback.format_exception(error))
         path = self._write(what, trace)

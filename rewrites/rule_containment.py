@@ -54,8 +54,9 @@ def contained(
             return run(rules, backup, place)
         except Exception as error:  # the user's program must survive errors of regraft and of rules
             if faults.lets_through(error):
-                if place.rule is not None and not faults.is_signal(error):
-                    _name_rule(error, place.rule)
+                faults.name(
+                    error, place.what if place.rule is None else f"rule {place.rule.name}{_part(place.rule, error)}"
+                )
                 raise
             backup.restore()
             known.restore(record)
@@ -69,12 +70,6 @@ def contained(
             outcome = "it is left out of this graph, the other rules are not"
             faults.tell(what, outcome, error, stage=stage, code="rule-failed", rule=culprit.name)
     return False
-
-
-def _name_rule(error: Exception, rule: Rule) -> None:
-    """Let the message of an error that is raised say which rule it is of: Dynamo shows the message alone."""
-    if len(error.args) == 1 and isinstance(error.args[0], str):
-        error.args = (f"rule {rule.name}{_part(rule, error)} failed: {error.args[0]}",)
 
 
 def _part(rule: Rule, error: Exception) -> str:

@@ -57,6 +57,7 @@ class Containment:
             raise
         except Exception as error:
             if self.faults.lets_through(error):
+                self.faults.name(error, f"pass {name}")
                 raise
             raise PassFailedError(name) from error
 

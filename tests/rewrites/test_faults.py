@@ -17,6 +17,13 @@ class Signal(Exception):
     pass
 
 
+class Slotted(Exception):
+    """Shows what it is about, not its arguments."""
+
+    def __str__(self):
+        return f"about {self.args[0]}"
+
+
 def fail(faults, error, undo=None):
     with faults.contained("pass sort_nodes", "nodes stay as they are", undo=undo):
         raise error
@@ -57,6 +64,16 @@ def test_strict_raises_and_signals_go_through(tmp_path):
         with pytest.raises(type(error)):
             faults.tell("rule relu", "it does not fire", error, stage="rewrite")
     assert not record.fallbacks and not undone and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("error", [ValueError("why"), KeyError("why"), ValueError(), OSError(2, "why"), Slotted("why")])
+def test_what_is_raised_says_once_what_failed(error):
+    faults = Faults(GraphRecord("strict"), strict=True)
+    for what in ("pass sort_nodes", "compiling the program"):
+        with pytest.raises(type(error)) as raised:
+            faults.tell(what, "nothing happens", error, stage="passes")
+    told = f"{raised.value} {getattr(raised.value, '__notes__', '')}"
+    assert told.count("failed") == 1 and "pass sort_nodes failed" in told
 
 
 def test_a_folder_holds_the_latest_tracebacks(tmp_path, monkeypatch):
