@@ -173,6 +173,8 @@ class Compilation:
             with left_out(self.options.without):
                 return self._contained.run(self._run)
         except Exception as error:  # outside of all passes
+            if self._faults.lets_through(error):
+                raise  # as it is: it may be for the user
             self._faults.tell("compiling the program", "it runs as it was written", error, stage="differentiate")
             self.record.applied.clear()
             publish(self.record)

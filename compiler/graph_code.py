@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import fx
 
@@ -91,15 +92,14 @@ class GraphCode:
         return wrapper
 
     def _compile_bodies(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
-        """Compile the graphs that control flow calls; those that cannot be compiled stay as they are."""
+        """Compile the graphs that control flow calls; those that cannot be compiled stay calls of ATen."""
         for name, body in bodies(graph_module).items():
-            reason = refused_body(body.graph)
+            reason, compiled = refused_body(body.graph), None
             if reason is not None:
                 self._record.fallbacks.append(Fallback.of("bodies", reason))
-                continue
-            compiled = self._contained.do(self._compile_body, body, kind, name)
-            if compiled is not None:
-                put_body(graph_module, name, compiled)
+            else:
+                compiled = self._contained.do(self._compile_body, body, kind, name)
+            put_body(graph_module, name, compiled or _of_values(as_calls(body)))
 
     def _compile_body(self, body: fx.GraphModule, kind: GraphKind, name: str) -> Body:
         do, made = self._contained.do, fx.GraphModule(body, copied(body))
@@ -132,3 +132,8 @@ class GraphCode:
         """Keep a graph as text if option `debug` is set."""
         if self._options.debug:
             self._record.details[f"graph:{stage}"] = str(graph_module.graph)
+
+
+def _of_values(call: Boxed) -> Callable[..., Any]:
+    """A callable in boxed convention as an operator calls a body."""
+    return lambda *args: call(list(args))

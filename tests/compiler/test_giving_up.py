@@ -22,6 +22,7 @@ from regraft.compiler import backend, graph_code
 from regraft.compiler.backend import Compilation
 from regraft.compiler.lowering import graph as lowering
 from regraft.compiler.stages import Stages
+from regraft.rewrites.reason import Reason
 
 
 class Images(nn.Module):
@@ -196,7 +197,7 @@ def test_a_program_given_up(stage, name, monkeypatch):
 
 STRICT = {
     "passes": "pass lower", "kernels": "generating kernels", "wrapper": "pass generate",
-    "operators": "lowering of aten", "everything": "compiling the program",
+    "operators": "lowering of aten",
 }  # fmt: skip
 
 
@@ -204,7 +205,38 @@ STRICT = {
 def test_strict_raises_and_says_what_failed(stage, monkeypatch):
     program = PROGRAMS["views"]
     module, inputs = program.build()
-    kinds = None if stage == "everything" else ("backward",)
     said = pytest.raises(Exception, match=rf"{STRICT[stage]}.* failed: planted")
-    with raising(monkeypatch, (IN_EACH | OF_ALL)[stage], kinds), said:
+    with raising(monkeypatch, IN_EACH[stage], ("backward",)), said:
         compiled(program, module, inputs, strict=True)
+
+
+@torch.library.custom_op("regraft_test::in_columns", mutates_args=())
+def in_columns(x: torch.Tensor) -> torch.Tensor:
+    """A copy that lies otherwise than its fake says."""
+    return x.t().contiguous().t()
+
+
+@in_columns.register_fake
+def _(x):
+    return x.new_empty(x.shape)
+
+
+def branches(x):
+    y = torch.cond(x.sum() > 0, lambda x: in_columns(x * 2), lambda x: in_columns(x) + 1, (x,))
+    return y.softmax(0), y.view(-1)
+
+
+@pytest.mark.parametrize("how", ["fails", "is refused"])
+def test_what_a_body_of_control_flow_gives_lies_as_told(how, monkeypatch):
+    if how == "fails":
+        monkeypatch.setattr(graph_code.GraphCode, "_compile_body", None)
+    else:
+        monkeypatch.setattr(graph_code, "refused_body", lambda graph: Reason("planted", "planted"))
+    monkeypatch.setattr(Compilation, "_key", lambda self: None)
+    torch.compiler.reset()
+    with torch.no_grad(), regraft.coverage() as cov:
+        for x in (torch.ones(3, 5), -torch.ones(3, 5)):
+            made, flat = torch.compile(branches, backend="regraft")(x)
+            y = x * 2 if x.sum() > 0 else x + 1
+            torch.testing.assert_close((made, flat), (y.softmax(0), y.view(-1)))
+    assert cov.graphs[0].fallbacks

@@ -7,6 +7,7 @@ Bodies of `cond`, `while_loop`, `scan`, `map` and of regions that are compiled o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,8 +85,8 @@ def _is_control_flow(target: Any) -> bool:
     return isinstance(target, compat.HigherOrderOperator) and target.__name__ in _CALLERS
 
 
-def put_body(graph_module: fx.GraphModule, name: str, body: Body) -> None:
-    """Let the operators of a graph call a compiled body."""
+def put_body(graph_module: fx.GraphModule, name: str, body: Callable[..., Any]) -> None:
+    """Let the operators of a graph call another body."""
     delattr(graph_module, name)
     setattr(graph_module, name, body)
 
