@@ -13,7 +13,7 @@ from support.thorough import ROW, leave_out_turns, number_rows
 settings.register_profile("regraft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("regraft")
 
-pytest_plugins = ["support.golden"]
+pytest_plugins = ["support.forks", "support.golden"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
