@@ -173,7 +173,7 @@ def _place(folder: Path, name: str) -> Path:
 
 
 def _name(source: Source, compiler: Compiler) -> str:
-    parts = [source.text, *FLAGS, *_flags(source, compiler), compiler.path, compiler.version, cpu_model()]
+    parts = [source.text, *_flags(source, compiler), compiler.path, compiler.version, cpu_model()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -246,13 +246,22 @@ def _compile(source: Source, compiler: Compiler, path: Path) -> None:
 
 
 def _flags(source: Source, compiler: Compiler) -> tuple[str, ...]:
-    """The flags of a source: half the time of linking a small library goes to C++'s, which it may not need."""
+    """The flags of a source, with one level of optimization: its own where it has one.
+
+    Half the time of linking a small library goes to C++'s libraries, which it may not need.
+    """
+    own_level = any(map(_is_level, source.flags))
+    flags = (*(flag for flag in FLAGS if not (own_level and _is_level(flag))), *source.flags)
     gnu = sys.platform == "linux" and "clang" not in compiler.version
-    return (*source.flags, *_PLAIN) if source.plain and gnu else source.flags
+    return (*flags, *_PLAIN) if source.plain and gnu else flags
+
+
+def _is_level(flag: str) -> bool:
+    return flag.startswith("-O")
 
 
 def _run(source: Source, compiler: Compiler, kept: Path, text: Path, made: Path) -> None:
-    command = [compiler.path, *FLAGS, str(text), "-o", str(made), *_flags(source, compiler)]
+    command = [compiler.path, str(text), "-o", str(made), *_flags(source, compiler)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=SECONDS)
     except subprocess.TimeoutExpired as late:

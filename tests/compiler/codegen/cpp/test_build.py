@@ -56,6 +56,19 @@ def test_many_kernels_become_two_units():
     assert len({one.source for one in made}) == 2
 
 
+def test_a_level_of_optimization_of_its_own_replaces_that_of_all(monkeypatch):
+    plain, own, found = compiler.Source("int one;"), compiler.Source("int one;", ("-O1",)), compiler.find_compiler()
+
+    def names(level):
+        monkeypatch.setattr(compiler, "FLAGS", ("-fPIC", level))
+        assert [flag for flag in compiler._flags(own, found) if flag.startswith("-O")] == ["-O1"]
+        return [compiler._name(source, found) for source in (plain, own)]
+
+    (first, same), (second, again) = names("-O3"), names("-O0")
+    assert first != second
+    assert same == again
+
+
 def test_nothing_to_build():
     assert cpp.build([]) == []
 
