@@ -1,4 +1,4 @@
-"""Fresh processes that need not import torch again: forked from one that has the compiler, and has done nothing else.
+"""Fresh processes that need not import torch again: forked from one that has the compiler, which has done nothing yet.
 
 (done,) = run_fresh([[script, "argument"]], cwd=folder, environment={"REGRAFT_CACHE_DIR": str(folder)})
 done.code, done.output, done.errors
@@ -131,6 +131,17 @@ def _take_code(folders: Mapping[str, str], flags: Sequence[str]) -> None:
     compiler.FLAGS = tuple(flags)
 
 
+def _warm_up() -> None:
+    """Torch has compiled: half a second of each process. Not with a GPU, for which it asks: forks cannot use it then."""
+    import torch
+
+    if not Path("/dev/nvidia0").exists():
+        for x in (torch.ones(2), torch.ones(2, requires_grad=True)):
+            torch.compile(lambda x: (x.sin() @ x).exp(), backend="aot_eager")(x)
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+
+
 def _main() -> None:
     import torch
     import torch._dynamo.repro.after_dynamo  # imports what the first compilation of a process imports
@@ -141,6 +152,7 @@ def _main() -> None:
 
     regraft.patterns.default_rules()
     torch.set_num_threads(1)  # torch's own threads do not survive a fork
+    _warm_up()
     gc.collect()
     gc.freeze()  # the collectors of the processes need not look at what all of them share
     command = _serve()

@@ -53,37 +53,44 @@ def test_containers_and_factorizations_and_a_tensor_given_twice(tmp_path):
 
 
 class Writing(torch.nn.Module):
-    """Returns an input that it writes to, beside one that it reads afterwards."""
+    """Twice: returns an input that it writes to, beside one that it reads afterwards."""
 
-    def forward(self, x, y):
-        return y, x.add_(1), y * 2
+    def forward(self, x, y, u, v):
+        return y, x.add_(1), y * 2, v, u.add_(1), v * 2
 
 
-def test_inputs_that_are_written(tmp_path):
-    compiled = regraft.load(regraft.aot_compile(Writing(), (torch.ones(3), torch.ones(3)), tmp_path / "writing.rgx"))
-    memory = torch.arange(9.0)
+@pytest.fixture(scope="module")
+def writing(tmp_path_factory):
+    """Of two vectors, and of two boxes between whose lines others lie."""
+    examples = (torch.ones(3), torch.ones(3), *torch.zeros(2, 2, 3, 4).unbind(1))
+    return regraft.load(regraft.aot_compile(Writing(), examples, tmp_path_factory.mktemp("aot") / "writing.rgx"))
+
+
+def test_inputs_that_are_written(writing):
+    memory, others = torch.arange(9.0), torch.zeros(2, 2, 3, 4).unbind(1)
     for places in ((0, 3), (3, 0)):
         own, eager = ([memory.clone()[k : k + 3] for k in places] for _ in range(2))
-        torch.testing.assert_close(compiled(*own), Writing()(*eager))
+        torch.testing.assert_close(writing(*own, *others)[:3], Writing()(*eager, *others)[:3])
         torch.testing.assert_close(own, eager)
     shared = memory.clone()
     for places in ((0, 0), (0, 2), (4, 2)):
         with pytest.raises(ValueError, match="input 'x' is written by the program, and must not share memory with"):
-            compiled(*(shared[k : k + 3] for k in places))
+            writing(*(shared[k : k + 3] for k in places), *others)
     assert shared.equal(memory)
     negated = torch.complex(torch.zeros(3), torch.ones(3)).conj().imag
     with pytest.raises(ValueError, match="'x' is written by the program, and must not be a view of negated"):
         compiled(negated, torch.ones(3))
 
 
-def test_inputs_that_are_written_between_others(tmp_path):
-    compiled = regraft.load(regraft.aot_compile(Writing(), torch.zeros(2, 2, 3, 4).unbind(1), tmp_path / "between.rgx"))
+def test_inputs_that_are_written_between_others(writing):
+    others = [torch.ones(3), torch.ones(3)]
     own, eager = torch.arange(48.0).view(2, 2, 3, 4), torch.arange(48.0).view(2, 2, 3, 4)
-    torch.testing.assert_close(compiled(own[:, 0], own[:, 1]), Writing()(eager[:, 0], eager[:, 1]))
+    found, expected = writing(*others, own[:, 0], own[:, 1]), Writing()(*others, eager[:, 0], eager[:, 1])
+    torch.testing.assert_close(found[3:], expected[3:])
     torch.testing.assert_close(own, eager)
     memory = torch.zeros(60)
     places = [memory.as_strided((2, 3, 4), (24, 4, 1), offset) for offset in (0, 1, 9, 12)]
     for place in places[1:-1]:
-        with pytest.raises(ValueError, match="must not share memory"):
-            compiled(places[0], place)
-    compiled(places[0], places[-1])
+        with pytest.raises(ValueError, match=r"input 'u' .* must not share memory"):
+            writing(*others, places[0], place)
+    writing(*others, places[0], places[-1])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.kernels import avx512_text, compiled_agrees
+from support.kernels import avx512_text, compiled_agrees, one_unit
 from support.thorough import one_row_in
 
 from regraft.compiler.codegen.cpp.components import unroll_components
@@ -34,6 +34,7 @@ def turned(x):
 @one_row_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64], ids=str)
 @pytest.mark.parametrize("rows", [1, 15, 16, 33])
+@one_unit()
 def test_programs_are_eagers(rows, dtype):
     near = {"rtol": 1e-5, "atol": 1e-5} if dtype != torch.bfloat16 else {"rtol": 0.1, "atol": 0.1}
     compiled_agrees(twice_across, torch.randn(5, 3).to(dtype), torch.randn(5, rows, 3).to(dtype), **near)

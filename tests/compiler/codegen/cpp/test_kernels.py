@@ -1,11 +1,12 @@
 """Loop shapes: what a schedule makes of real programs, and trees built by hand, against eager and the interpreter."""
 
+import itertools
 import random
 
 import pytest
 import torch
 import torch.nn.functional as F
-from support.kernels import compiled_agrees, flat_buffer, kernel, run_compiled
+from support.kernels import compiled_agrees, flat_buffer, kernel, one_unit, run_compiled
 from support.thorough import one_row_in
 
 from regraft.compiler.codegen import cpp
@@ -83,6 +84,18 @@ PROGRAMS = {
 def test_programs_are_eagers(name):
     function, *inputs = PROGRAMS[name]
     compiled_agrees(function, *inputs)
+
+
+def test_one_unit_finds_which_program_is_wrong():
+    numbers = itertools.count()
+
+    def another(x):
+        return x + next(numbers)
+
+    with pytest.raises(AssertionError) as caught, one_unit():
+        compiled_agrees(lambda x: x.sin(), torch.randn(5))
+        compiled_agrees(another, torch.randn(5))
+    assert caught.value.__notes__ == ["program 1 of 2"]
 
 
 NARROW = ["transposed bool", "layer_norm bfloat16", "softmax across", "causal softmax", "padding", "cross entropy"]

@@ -6,7 +6,7 @@ import mmap
 import pytest
 import torch
 import torch.nn.functional as F
-from support.kernels import compiled_agrees
+from support.kernels import compiled_agrees, one_unit
 from support.lowering import trace
 from support.thorough import one_row_in
 
@@ -51,6 +51,7 @@ def test_places_that_follow_from_a_formula(name, target):
 
 @one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.bool], ids=str)
+@one_unit()
 def test_of_every_width(dtype):
     x = (torch.randn(5, 43) * 9).to(dtype)
     compiled_agrees(lambda x: x.repeat_interleave(2, -1), x)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kernels import avx512_text, compiled_agrees, numbers
+from support.kernels import avx512_text, compiled_agrees, numbers, one_unit
 from support.lowering import lowered
 from support.thorough import examples, one_row_in
 
@@ -42,6 +42,7 @@ def text_of(function, *inputs, lanes=16):
 
 @one_row_in(3)
 @pytest.mark.parametrize("name", PADDED)
+@one_unit()
 def test_programs(name):
     for dtype in DTYPES:
         for sizes in ((2, 3, 21), (1, 2, 100)):
@@ -115,6 +116,7 @@ def test_many_ranges_stay_one_loop():
     assert ranges_apart(made, 16) == made
 
 
+@one_unit()
 def test_stored_through_an_index_and_with_gathers():
     x, i = R(6, 40), torch.randperm(40)
     compiled_agrees(lambda x, i: F.pad(x[:, i], (3, 3), mode="reflect"), x, i)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.kernels import avx512_text, compiled_agrees, numbers
+from support.kernels import avx512_text, compiled_agrees, numbers, one_unit
 from support.thorough import one_row_in, takes_turns
 
 from regraft.compiler.codegen.cpp.target import host_target
@@ -29,12 +29,14 @@ def normalized(x, mean):
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 6, 7, 8, 9])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("function", [to_last, from_last])
+@one_unit()
 def test_both_ways(function, dtype, channels):
     for height, width in ((5, 7), (1, 3), (16, 19)):
         sizes = (2, channels, height, width) if function is to_last else (2, height, width, channels)
         compiled_agrees(function, numbers(*sizes, dtype=dtype), rtol=0, atol=0)
 
 
+@one_unit()
 def test_other_programs():
     x, y = torch.randn(2, 3, 9, 21), torch.randn(2, 9, 21, 3)
     compiled_agrees(lambda x, y: (x.permute(0, 2, 3, 1) + y).contiguous(), x, y)

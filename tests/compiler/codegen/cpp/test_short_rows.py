@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support.kernels import compiled_agrees
+from support.kernels import compiled_agrees, one_unit
 from support.lowering import trace
 from support.thorough import one_row_in, takes_turns
 
@@ -31,6 +31,7 @@ def numbers(rows, length, dtype=torch.float32):
 @takes_turns("rows")
 @pytest.mark.parametrize("rows", [64, 133])
 @pytest.mark.parametrize("length", LENGTHS)
+@one_unit()
 def test_rows_of_any_length(length, rows):
     x, w = numbers(rows, length), torch.randn(length)
     compiled_agrees(lambda x: x.softmax(-1), x)
@@ -40,6 +41,7 @@ def test_rows_of_any_length(length, rows):
 
 @one_row_in(2)
 @pytest.mark.parametrize("name", ["avx2", "generic", "scalar"])
+@one_unit()
 def test_other_instruction_sets(name):
     if cpp.host_target().vector_bytes < 32:
         pytest.skip("no vectors here")
@@ -49,6 +51,7 @@ def test_other_instruction_sets(name):
 
 @one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@one_unit()
 def test_other_dtypes(dtype):
     for length in (9, 18, 40):
         compiled_agrees(lambda x: x.softmax(-1), numbers(70, length, dtype), rtol=1e-2, atol=1e-2)
@@ -56,6 +59,7 @@ def test_other_dtypes(dtype):
     compiled_agrees(lambda x: x.any(-1), torch.rand(90, 19) > 0.9)
 
 
+@one_unit()
 def test_losses_of_few_classes():
     for classes in (3, 10, 50):
         x, y = torch.randn(200, classes), torch.randint(0, classes, (200,))
@@ -63,6 +67,7 @@ def test_losses_of_few_classes():
         compiled_agrees(lambda x: (x.softmax(-1) * x.log_softmax(-1)).sum(-1), x)
 
 
+@one_unit()
 def test_rows_of_columns_and_parts_of_rows():
     x = torch.randn(6, 80, 40)
     compiled_agrees(lambda x: x[:, :, 3:24].softmax(-1), x)
@@ -91,6 +96,7 @@ def test_how_long_rows_may_be(function, lengths):
     assert {n: "load_rows" in written(function, torch.randn(4096, n)) for n in lengths} == lengths
 
 
+@one_unit()
 def test_folds_in_folds_have_lanes_along_memory():
     """What the outer fold adds up is folded further in: lanes go along what lies side by side."""
     squares = lambda x: (x.sum(1).square() - x.square().sum(1)).sum(-1)  # noqa: E731
@@ -101,6 +107,7 @@ def test_folds_in_folds_have_lanes_along_memory():
 
 @one_row_in(2)
 @pytest.mark.parametrize("name", ["avx512", "avx2", "scalar"])
+@one_unit()
 def test_places_that_are_read_again(name):
     """They are found in 32 bits, and are 64 bits wide to all that read them."""
     if cpp.host_target().vector_bytes < target(name).vector_bytes:

@@ -5,7 +5,7 @@ import mmap
 
 import pytest
 import torch
-from support.kernels import compiled_agrees
+from support.kernels import compiled_agrees, one_unit
 from support.lowering import trace
 from support.thorough import one_row_in, takes_turns
 
@@ -32,6 +32,7 @@ def columns(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
 @pytest.mark.parametrize("step", [2, 3, 4, 5, 8])
+@one_unit()
 def test_columns_of_narrow_tables(step: int, dtype: torch.dtype, target: str) -> None:
     for rows in (8, 19, 64):
         compiled_agrees(columns, (torch.randn(rows, step) * 99).to(dtype), target=cpp.target(target))

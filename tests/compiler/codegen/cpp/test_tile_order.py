@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kernels import avx512_text, compiled_agrees, numbers
+from support.kernels import avx512_text, compiled_agrees, numbers, one_unit
 from support.lowering import lowered
 from support.thorough import examples, one_row_in
 
@@ -51,6 +51,7 @@ def test_what_stays():
 
 @one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float64], ids=str)
+@one_unit()
 def test_tiles_of_all_sizes(dtype):
     """Rows and columns that fill a tile, parts of one, and several."""
     for rows, columns in itertools.product((3, 8, 16, 21), (5, 16, 35)):
@@ -61,6 +62,7 @@ def test_tiles_of_all_sizes(dtype):
 
 
 @pytest.mark.parametrize("name", ["avx512", "avx2", "generic"])
+@one_unit()
 def test_of_every_target(name):
     host = target(name)
     x = R(3, 18, 5, 19, 21)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.kernels import avx512_text, compiled_agrees, flat_buffer, run_compiled
+from support.kernels import avx512_text, compiled_agrees, flat_buffer, one_unit, run_compiled
 from support.thorough import one_row_in
 
 from regraft.compiler.codegen.cpp import plan
@@ -31,6 +31,7 @@ def numbers(*sizes, dtype=torch.float32):
 
 @one_row_in(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@one_unit()
 def test_transpositions(dtype):
     for sizes in SIZES:
         compiled_agrees(lambda x: x.t().contiguous(), numbers(*sizes, dtype=dtype), rtol=0, atol=0)
@@ -47,6 +48,7 @@ def test_places_of_shuffles_are_constants():
 
 @one_row_in(2)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
+@one_unit()
 def test_transpositions_that_are_computed_with(sizes):
     x, row, column = numbers(*sizes), torch.randn(sizes[0]), torch.randn(sizes[1], 1)
     compiled_agrees(lambda x, r, c: (x.t() - r) * c, x, row, column)
@@ -55,6 +57,7 @@ def test_transpositions_that_are_computed_with(sizes):
 
 @one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64], ids=str)
+@one_unit()
 def test_scans_of_rows(dtype):
     for sizes in [(16, 16), (35, 70), (48, 33), (5, 90)]:
         x = numbers(*sizes).nan_to_num(1.0, 2.0, -2.0).to(dtype)
@@ -62,6 +65,7 @@ def test_scans_of_rows(dtype):
     compiled_agrees(lambda x: x.cumsum(-1), numbers(33, 64).bfloat16())
 
 
+@one_unit()
 def test_rows_written_by_folds_across():
     """Columns are folded with lanes along rows, what is made of them goes to the other order."""
     for images in [(2, 48, 5, 7), (1, 16, 4, 4), (3, 33, 9, 9)]:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.kernels import avx512_text, compiled_agrees, numbers
+from support.kernels import avx512_text, compiled_agrees, numbers, one_unit
 from support.thorough import one_row_in
 
 from regraft.compiler.codegen.cpp.target import host_target
@@ -41,6 +41,7 @@ def test_complex_products():
     compiled_agrees(lambda *x: [rotated(a, b) for a, b in zip(x[::2], x[1::2], strict=True)], *sum(x, ()))
 
 
+@one_unit()
 def test_results_that_are_written_where_others_are_read():
     x = torch.randn(6, 40)
     compiled_agrees(lambda x: (torch.stack([x.sin(), x], -1), torch.stack([x, x * 2], -1).sum(-1)), x)
