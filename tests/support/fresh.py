@@ -132,7 +132,7 @@ def _take_code(folders: Mapping[str, str], flags: Sequence[str]) -> None:
 
 
 def _warm_up() -> None:
-    """Torch has compiled: half a second of each process. Not with a GPU, for which it asks: forks cannot use it then."""
+    """Torch has compiled: half a second of each process. Not with a GPU: who asks for it leaves it to no fork."""
     import torch
 
     if not Path("/dev/nvidia0").exists():
