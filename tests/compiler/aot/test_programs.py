@@ -79,7 +79,7 @@ def test_inputs_that_are_written(writing):
     assert shared.equal(memory)
     negated = torch.complex(torch.zeros(3), torch.ones(3)).conj().imag
     with pytest.raises(ValueError, match="'x' is written by the program, and must not be a view of negated"):
-        compiled(negated, torch.ones(3))
+        writing(negated, torch.ones(3), *others)
 
 
 def test_inputs_that_are_written_between_others(writing):
