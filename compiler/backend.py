@@ -99,10 +99,8 @@ def backend(
         OptionError: an unknown mode, option, value or rule; the message lists the valid ones.
     """
     finish_before_forks()
-    places, apart = places_of(gm, example_inputs), apart_from_written(gm, example_inputs)
     with collected_once():
-        compiled = Compilation(gm, example_inputs, Options.parse(mode, options)).run()
-    return at_their_places(compiled, gm, places, apart)
+        return Compilation(gm, example_inputs, Options.parse(mode, options)).run(watched=True)
 
 
 class Compilation:
@@ -167,11 +165,17 @@ class Compilation:
         """The constants to which weights were folded, once the graph is compiled; None if nothing was frozen."""
         return self._stages.folded
 
-    def run(self) -> Callable[..., Any]:
-        """The compiled graph, from the cache or through all stages; the record is published on success."""
+    def run(self, *, watched: bool = False) -> Callable[..., Any]:
+        """The compiled graph, from the cache or through all stages; the record is published.
+
+        If `watched`, calls whose inputs share memory otherwise than now run the program as it was written.
+        """
         try:
+            gm, inputs = self._gm, self._example_inputs
+            places, apart = (places_of(gm, inputs), apart_from_written(gm, inputs)) if watched else ([], [])
             with left_out(self.options.without):
-                return self._contained.run(self._run)
+                compiled = self._contained.run(self._run)
+            return at_their_places(compiled, gm, places, apart)
         except Exception as error:  # outside of all passes
             if self._faults.lets_through(error):
                 raise  # as it is: it may be for the user
@@ -199,13 +203,14 @@ class Compilation:
             key = do(self._key, name="recall")
             known = do(recall, key) if key is not None else None
         if known is not None:
+            runner = do(known.runner, self._replay.graphs, name="recall")
             known.record.name, known.record.seconds = self.record.name, self.record.seconds
             told = {name: value for name, value in self.record.details.items() if name in _OF_DYNAMO}
             known.record.details = {k: v for k, v in known.record.details.items() if k not in _OF_DYNAMO} | told
             self.record = known.record
             publish(known.record)
             self._tell()
-            return known.runner(self._replay.graphs)
+            return runner
         if "cuda" in self._devices and do(triton.can_build, default=False):
             do(triton.start)
         compiled = self._compile()
