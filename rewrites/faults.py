@@ -142,7 +142,7 @@ class Faults:
             with suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
                 path = folder / f"{_digest(text)}.txt"
-                path.write_text(text, encoding="utf-8")
+                path.write_text(text, encoding="utf-8", errors="backslashreplace")
                 _prune(folder)
                 return str(path)
         return ""
@@ -155,8 +155,13 @@ def _prune(folder: Path) -> None:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:12]
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "")[:300]
+    try:
+        told = str(error)
+    except Exception:  # the message of a rule's own error may raise, too
+        told = "its message cannot be read"
+    told = told.encode(errors="backslashreplace").decode()
+    return next(iter(told.strip().splitlines()), "")[:300]

@@ -76,6 +76,18 @@ def test_what_is_raised_says_once_what_failed(error):
     assert told.count("failed") == 1 and "pass sort_nodes failed" in told
 
 
+class Unreadable(Exception):
+    def __str__(self):
+        raise ValueError("no message")
+
+
+@pytest.mark.parametrize("error", [Unreadable(), ValueError("a file's name: \udce9")])
+def test_errors_that_cannot_be_written_down_as_they_are(tmp_path, error):
+    record = GraphRecord("unwritable")
+    fail(Faults(record, folder=tmp_path), error)
+    assert type(error).__name__ in Path(record.fallbacks[0].traceback).read_text()
+
+
 def test_a_folder_holds_the_latest_tracebacks(tmp_path, monkeypatch):
     monkeypatch.setattr(faults_module, "KEPT_FILES", 3)
     record = GraphRecord("many")
