@@ -22,7 +22,7 @@ def with_joined_folds(item: Definition, flat: Definition) -> Definition:
     """`item` with runs of folded loops joined where neither an offset nor a number tells them apart.
 
     Args:
-        item: with its folded loops outermost first; the others are kept.
+        item: with its folded loops outermost first; the loops of its results stay as they are.
         flat: the same with one offset for each access.
     """
     numbers = [*_numbers(flat)]

@@ -2,6 +2,7 @@
 
 for j < 768 parallel: fold (for i < 8192: update with x[768*i + j])      rows j, neighbors in memory; columns i
 
+    alone     a lane folds few columns alone, where there are many rows
     rows      as many as a line of the cache holds; fewer if there would be few programs
     columns   few at a time, since lanes join the results of theirs at the end; all of a short row that is gone through
               several times (a maximum, a sum, results): it is read once
@@ -14,14 +15,22 @@ on an H100, these blocks take 1.1 times what the best of 72 take; blocks of 64 x
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...ir.accesses import accesses
+from ...ir.dependence import Dependence
+from ...ir.index.index import Var
+from ...ir.kernel import Statement
 from ...schedule.target import NARROWEST
-from .blocks import Memory, fitting, power_of, programs_of
+from .blocks import FEWER_WARPS, POINTWISE, VECTOR, Memory, fitting, power_of, programs_of, warps_of
+from .lanes import MOST, THREADS, Few
 
 _LINE = 128  # bytes of a line of the cache
 _SHORT = 128  # columns of a row that a program holds
+_FEW = 64  # most columns that a lane folds alone
+_NEAR = 16  # columns beside each other that are looked at
 _ROWS = 32  # rows of a program that goes through longer ones several times, or has few others beside it
 _COLUMNS, _FEWER_COLUMNS, _MORE_COLUMNS = 16, 8, 32  # columns of a block; of short moments; if elements take long
 _A_WARP, _COSTLY = 1 << 12, 1 << 10  # elements that one warp folds; if they take long
@@ -62,9 +71,48 @@ Block = tuple[int, int, int]  # rows, columns, warps
 
 def column_blocks(columns: Columns, memory: Memory) -> list[Block]:
     """The blocks that are worth measuring, the best first."""
+    return [*_alone(columns, memory), *_together(columns, memory)]
+
+
+def _alone(columns: Columns, memory: Memory) -> list[Block]:
+    """A block whose lanes fold their rows alone; nothing if rows are long, or would be too few programs."""
+    if columns.longest <= VECTOR:
+        rows, block, each = unrolled(columns.total, memory)
+        return [(rows, block, warps_of(rows * block, each))]
+    busy = columns.longest <= _FEW and programs_of(columns.total, POINTWISE) >= memory.programs
+    return [(POINTWISE, VECTOR, warps_of(POINTWISE * VECTOR, VECTOR))] if busy else []
+
+
+def unrolled(total: Any, memory: Memory) -> tuple[int, int, float]:
+    """A block whose lanes go through their rows alone, in code that is written out for each column.
+
+    Returns:
+        rows, columns, and times the usual number of elements that a lane has.
+    """
+    each = Few(total, memory.processors).each(VECTOR)
+    if programs_of(total, FEWER_WARPS * THREADS) >= memory.enough:
+        each = max(each, 2)
+    rows = fitting(FEWER_WARPS // 2 * THREADS * each, total, THREADS, memory.enough)
+    return rows, 1, each / MOST
+
+
+def begin_anywhere(inner: Sequence[tuple[Var, ...]], body: Sequence[Statement]) -> bool:
+    """Whether columns lie so far apart, or so close, that no lane accesses several rows at once.
+
+    Args:
+        inner: the loops that go through what is folded, of each time that it is gone through.
+        body: of a program.
+    """
+    dependence, last = Dependence(), {leaf[-1] for leaf in inner}
+    steps = [dependence.stride(a.offset, a.inner, _NEAR) for a in accesses(body) if a.inner in last and not a.stored]
+    return any(isinstance(step, int) and step % VECTOR for step in steps)
+
+
+def _together(columns: Columns, memory: Memory) -> list[Block]:
+    """Blocks whose lanes fold columns of one row side by side."""
     if programs_of(columns.total, NARROWEST) < memory.programs:
         return [_of_few(columns, memory)]
-    rows, block, warps = _whole(columns, memory) or _in_steps(columns, memory)
+    rows, block, warps = _held(columns, memory) or _in_steps(columns, memory)
     if columns.narrow:
         warps = max(warps, min(_WARPS, _power(rows * block // _SINGLE)))
     return [
@@ -84,7 +132,7 @@ def _of_few(columns: Columns, memory: Memory) -> Block:
     return rows, block, min(_WARPS, _power(rows * block // _COSTLY))
 
 
-def _whole(columns: Columns, memory: Memory) -> Block | None:
+def _held(columns: Columns, memory: Memory) -> Block | None:
     """A block of all columns, which are read once; None if they are gone through once, or are too many."""
     if not columns.several or columns.longest > _SHORT:
         return None
@@ -116,4 +164,4 @@ def _power(number: int) -> int:
     return 1 << max(0, number.bit_length() - 1)
 
 
-__all__ = ["Columns", "column_blocks"]
+__all__ = ["Columns", "begin_anywhere", "column_blocks", "unrolled"]

@@ -37,7 +37,6 @@ from ...ir.value import Result
 from ...schedule.affine import never_meet
 from ...schedule.target import HOPPER
 from .blocks import (
-    FEWER_WARPS,
     POINTWISE,
     VECTOR,
     WARPS,
@@ -52,7 +51,7 @@ from .blocks import (
     programs_of,
     warps_of,
 )
-from .column_blocks import Columns, column_blocks
+from .column_blocks import Columns, begin_anywhere, column_blocks, unrolled
 from .device import processors_of
 from .iteration_space import extent_of
 from .lanes import MOST, THREADS, Few, Lanes, elements_of
@@ -62,7 +61,7 @@ from .row_blocks import SCANNED, Rows, held, more_rows, special_rows
 _LANES = 16  # fewest neighboring elements that an access should read
 _TILE = (64, 64)  # tile of a transposition
 _WINDOW = 16  # most elements of a window that one lane goes through
-_FEW = 64  # most columns that a lane reduces without other lanes
+_GATHERED = 8192  # most elements of a block whose rows lie beside each other by an index
 _NARROW_BYTES = 2  # bytes of values of which a lane has twice as many
 _MANY = 4  # times that many programs from which on each needs fewer lanes
 # Folds whose elements are so expensive that work shared by lanes matters; and folds of 64-bit positions, for which
@@ -186,7 +185,7 @@ def _rows_at_once(
     """Rows of a block; more where rows next to each other share what memory moves together (see above)."""
     offsets = [access.offset for access in accesses(body) if not access.stored]
     across = any(_near_by_index(x, loops[-1], leaf[-1]) for leaf in inner if loops and leaf for x in offsets)
-    return max(1, POINTWISE // block, min(_LANES, SCANNED // block) if across else 0)
+    return max(1, POINTWISE // block, min(_LANES, _GATHERED // block) if across else 0)
 
 
 def _is_long(var: Var) -> bool:
@@ -207,10 +206,9 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memor
     if _is_contiguous_along(loops, inner, body):
         loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), memory.bytes_of)
         costly = len(loaded) > 1 or not _folds_all(body, _PLAIN)
-        moments, narrow = _folds(body, _MOMENTS), _begin_anywhere(inner, body)
+        moments, narrow = _folds(body, _MOMENTS), begin_anywhere(inner, body)
         columns = Columns(total, longest, max(loaded, default=4), len(inner) > 1, moments, costly, narrow)
-        found = [(r, c, warps_of(r * c, each)) for r, c, each in _whole_rows(total, longest, memory)]
-        return _with_blocks(loops, body, longest, [*found, *column_blocks(columns, memory)])
+        return _with_blocks(loops, body, longest, column_blocks(columns, memory))
     return _rows(loops, inner, body, longest, memory)
 
 
@@ -233,19 +231,12 @@ def _rows(
     if (narrow or _folds(body, _PLACES)) and longest <= block and many:
         sizes = [(rows if scan else more_rows(rows, block, total, once), block, 2), *sizes]
     if longest <= _WINDOW and _are_windows(loops, inner, body):
-        sizes = [_unrolled(total, memory), *sizes]
+        sizes = [unrolled(total, memory), *sizes]
     sizes += [(1, block // 2, 1)]
     made = [(r, c, warps_of(r * c, each)) for r, c, each in sizes]
     if not (scan or fewer):
         made = [*special_rows(found, block, body, memory), *made]
     return _with_blocks(loops, body, longest, made)
-
-
-def _begin_anywhere(inner: Sequence[tuple[Var, ...]], body: Sequence[Statement]) -> bool:
-    """Whether columns lie so far apart, or so close, that no lane accesses several rows at once."""
-    dependence, last = Dependence(), {leaf[-1] for leaf in inner}
-    steps = [dependence.stride(a.offset, a.inner, _LANES) for a in accesses(body) if a.inner in last and not a.stored]
-    return any(isinstance(step, int) and step % VECTOR for step in steps)
 
 
 def _with_blocks(
@@ -255,24 +246,6 @@ def _with_blocks(
     most = power_of(extent_of(loops))
     made = [Blocks(loops, (), r, c, warps) for r, c, warps in sizes if 1 <= r <= most and 1 <= c <= longest]
     return Launch((), made[0], body, tuple(made[1:]))
-
-
-def _whole_rows(total: Any, longest: int, memory: Memory) -> list[tuple[int, int, float]]:
-    """Blocks in which a lane reduces few columns without other lanes; nothing if they are many."""
-    if longest > VECTOR:
-        columns = min(longest, VECTOR)
-        busy = longest <= _FEW and programs_of(total, POINTWISE) >= memory.programs
-        return [(POINTWISE, columns, columns)] if busy else []
-    return [_unrolled(total, memory)]
-
-
-def _unrolled(total: Any, memory: Memory) -> tuple[int, int, float]:
-    """A block whose lanes go through their rows alone, in code that is written out for each column."""
-    each = Few(total, memory.processors).each(VECTOR)
-    if programs_of(total, FEWER_WARPS * THREADS) >= memory.enough:
-        each = max(each, 2)
-    rows = fitting(FEWER_WARPS // 2 * THREADS * each, total, THREADS, memory.enough)
-    return rows, 1, each / MOST
 
 
 def _are_windows(loops: tuple[Var, ...], inner: Sequence[tuple[Var, ...]], body: Sequence[Statement]) -> bool:

@@ -24,9 +24,10 @@ from .blocks import Memory, programs_of
 from .iteration_space import extent_of
 
 _PERSISTENT = 16384  # most elements of a row in registers
-SCANNED = 8192  # the same of a scan, or of rows that are gone through several times, by several loads for each element
+SCANNED, _LOADED = 8192, 8192  # the same of a scan, here or across rows of memory; of several loads for each element
 _MOMENT_ROW = 4096  # the same of a row whose moments are folded
-_LOOPED, _MANY_LOADS = 4096, 2048  # elements per block of a longer row; of moments, or by several loads for each
+_LOOPED = 4096  # elements per block of a longer row
+_LOOPED_MOMENTS, _LOOPED_SCAN, _LOOPED_LOADS = 2048, 2048, 2048  # of moments; of a scan; of several loads for each
 _REGISTERS, _THREADS = 96, 512  # most values that a lane loads at once into registers; lanes of a program
 _PROGRAMS = 2048  # programs from which on each takes more rows
 _ELEMENTS = 2048  # elements up to which it does; twice as many of rows that are gone through once
@@ -74,12 +75,13 @@ def held(rows: Rows, loads: int, scan: bool, moments: bool) -> int:
         moments: whether moments are folded.
     """
     if moments:  # Triton lets every thread sum the counts of all lanes, which takes 90 us for 8192
-        return rows.longest if rows.longest <= _MOMENT_ROW else _MANY_LOADS
+        return rows.longest if rows.longest <= _MOMENT_ROW else _LOOPED_MOMENTS
     room = _REGISTERS * _THREADS
     if loads * _PERSISTENT <= room and not scan:
         return rows.longest if rows.longest <= _PERSISTENT else _LOOPED
-    fits = rows.longest <= SCANNED and (len(rows.inner) > 1 or loads * rows.longest <= room)
-    return rows.longest if fits else min(rows.longest, _MANY_LOADS)
+    most, step = (SCANNED, _LOOPED_SCAN) if scan else (_LOADED, _LOOPED_LOADS)
+    fits = rows.longest <= most and (len(rows.inner) > 1 or loads * rows.longest <= room)
+    return rows.longest if fits else min(rows.longest, step)
 
 
 def special_rows(rows: Rows, block: int, body: Sequence[Statement], memory: Memory) -> list[tuple[int, int, int]]:

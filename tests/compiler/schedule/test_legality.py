@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from support.lowering import lowered
 from support.schedules import Builder, op
 
-from regraft.compiler.schedule import legality, schedule
+from regraft.compiler.schedule import GPU, legality, schedule
 from regraft.compiler.schedule.flat_access import flatten
 from regraft.compiler.schedule.groups import Axes, Group, members_of
-from regraft.compiler.schedule.legality import MESSAGES, Refusal, can_fuse, contiguous_axis, fusion_of
+from regraft.compiler.schedule.legality import (
+    MESSAGES,
+    Fusion,
+    Refusal,
+    can_fuse,
+    columns_of,
+    contiguous_axis,
+    fusion_of,
+    walks_across,
+)  # fmt: skip
 from regraft.compiler.schedule.profit import touched
 
 
@@ -109,6 +121,33 @@ def test_kernels_stay_within_bounds(monkeypatch):
     assert reason(two(lambda i: i)) == "too-large"
     monkeypatch.setattr(legality, "MAX_MEMBERS", 1)
     assert reason(two(lambda i: i)) == "too-large"
+
+
+@pytest.mark.parametrize(("members", "fits"), [(128, True), (129, False)])
+def test_a_kernel_has_up_to_128_members(members, fits):
+    b, axes = two(lambda i: i), Axes()
+    first, second = groups(b, axes)
+    many = replace(first, members=first.members * (members - 1))
+    found = fusion_of(many, second, ["t"], axes)
+    assert isinstance(found, Fusion) if fits else found == Refusal("too-large")
+
+
+@pytest.mark.parametrize(("columns", "together"), [(7, False), (8, True)])
+def test_eight_columns_side_by_side_are_processed_together(columns, together):
+    b = Builder()
+    x = b.given("x", (512, 128, columns))
+    b.sum("s", (512, columns), (128,), lambda o, r: x.at((o[0], *r, o[1])))
+    (found,) = groups(b, Axes())
+    assert [axis.extent for axis in columns_of(found.members, GPU)] == [columns] * together
+    assert walks_across(Fusion(found.members, found.chain[:1])) == together
+
+
+@pytest.mark.parametrize("columns", [2304, 4096])
+def test_parts_that_run_side_by_side_are_not_folded_in_the_program_of_their_results(columns):
+    found = schedule(lowered(lambda x: x.amax(0) + x.sum(0), torch.empty(1024, columns)).program, target=GPU)
+    parts, results = found.kernels
+    assert all("_part" in p.buffer.name for p in parts.params if p.access == "write")
+    assert all("_part" in p.buffer.name for p in results.params if p.access == "read")
 
 
 def test_devices_do_not_mix():

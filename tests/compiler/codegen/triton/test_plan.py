@@ -225,7 +225,7 @@ def test_those_to_one_number_too(function):
 
 
 def test_symbolic_lengths_are_split(monkeypatch):
-    for step in ("_LOOPED", "_MANY_LOADS"):
+    for step in ("_LOOPED", "_LOOPED_MOMENTS"):
         monkeypatch.setattr(row_blocks, step, 64)
     for function in (torch.sum, torch.var):
         sources = interpreted_agrees(lambda x, function=function: function(x), R(67, 9), dynamic=True, target=SMALL_GPU)

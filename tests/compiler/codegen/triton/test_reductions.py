@@ -25,9 +25,9 @@ ONE = pytest.mark.parametrize(("reducer", "dtype"), CASES, ids=[f"{r}-{d}" for r
 def blocks(request, monkeypatch):
     """Rows that registers hold, and rows that come in blocks of 16."""
     if request.param == "in blocks":
-        for name in ("_PERSISTENT", "SCANNED", "_MOMENT_ROW"):
+        for name in ("_PERSISTENT", "SCANNED", "_LOADED", "_MOMENT_ROW"):
             monkeypatch.setattr(row_blocks, name, 8)
-        for name in ("_LOOPED", "_MANY_LOADS"):
+        for name in ("_LOOPED", "_LOOPED_MOMENTS", "_LOOPED_SCAN", "_LOOPED_LOADS"):
             monkeypatch.setattr(row_blocks, name, 16)
         monkeypatch.setattr(column_blocks, "_LONELY", 8)
 

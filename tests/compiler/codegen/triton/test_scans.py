@@ -80,7 +80,7 @@ def test_logarithms_of_infinities(dim):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_that_come_in_blocks(dtype, monkeypatch):
-    for most in ("SCANNED", "_MANY_LOADS"):  # the interpreter goes through scans one element at a time
+    for most in ("SCANNED", "_LOOPED_SCAN"):  # the interpreter goes through scans one element at a time
         monkeypatch.setattr(row_blocks, most, 128)
     x = torch.randn(2, 300, dtype=dtype) * 3
     (source,) = interpreted_agrees(lambda x: x.logcumsumexp(1), x, rtol=1e-4, atol=1e-4)
