@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import random
 import re
 import sys
 import tempfile
@@ -30,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 import typer
 from gpu_programs import Row, read, run_all
-from operators import TABLES, prepared, stepping
+from operators import prepared, stepping
+from program_tables import Budget, Dtype, Jobs, Json, Names, Tables, rows_file, shuffled
 from rich.console import Console
 from rich.table import Table
 
@@ -166,25 +166,18 @@ def shown(rows: list[Row], worth: float) -> None:
 
 
 def main(
-    tables: Annotated[str, typer.Option(help=f"By commas: {', '.join(TABLES)}.")] = "models,operators,blocks",
-    names: Annotated[str, typer.Option(help="A regular expression of programs.")] = ".*",
-    dtype: Annotated[str, typer.Option(help="What floating inputs are cast to.")] = "bfloat16",
+    tables: Tables = "models,operators,blocks",
+    names: Names = ".*",
+    dtype: Dtype = "bfloat16",
     parts: Annotated[str, typer.Option(help="Parts of split reductions for each multiprocessor; 0: as planned.")] = "0",
-    jobs: Annotated[int, typer.Option(help="Processes that share the GPU.")] = 8,
-    budget: Annotated[float, typer.Option(help="Seconds that all may take.")] = 1e9,
+    jobs: Jobs = 8,
+    budget: Budget = 1e9,
     worth: Annotated[float, typer.Option(help="How many times as fast a variant is that is printed.")] = 1.2,
-    to: Annotated[str, typer.Option("--json", help="A file to which each program adds a line.")] = "",
+    to: Json = "",
 ) -> None:
     """Run the tables and print what other blocks would make faster."""
-    modules = [name for table in tables.split(",") for name in TABLES[table]]
-    pairs = [
-        (m, kind, name) for m in modules for kind, of in importlib.import_module(m).PROGRAMS.items() for name in of
-    ]
-    programs = [found for found in pairs if re.fullmatch(names, found[2])]
-    random.Random(1).shuffle(programs)
-    with tempfile.TemporaryDirectory() as folder:
-        path = to or f"{folder}/rows.jsonl"
-        run_all(measured, programs, path, jobs, budget, dtype, tuple(map(int, parts.split(","))))
+    with rows_file(to) as path:
+        run_all(measured, shuffled(tables, names), path, jobs, budget, dtype, tuple(map(int, parts.split(","))))
         shown(read(path), worth)
 
 

@@ -14,13 +14,10 @@ take longer than Inductor's, and the median of all.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import multiprocessing
 import os
-import random
-import re
 import signal
 import statistics
 import tempfile
@@ -31,7 +28,8 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from operators import RANDOM, TABLES, prepared, stepping
+from operators import RANDOM, prepared, stepping
+from program_tables import Budget, Dtype, Jobs, Json, Names, Tables, Train, rows_file, shuffled
 from rich.console import Console
 from rich.table import Table
 
@@ -188,25 +186,20 @@ def shown(rows: list[Row], slow: float, tolerance: float) -> None:
 
 
 def main(  # noqa: PLR0913
-    tables: Annotated[str, typer.Option(help=f"By commas: {', '.join(TABLES)}.")] = "blocks,nets,models,operators",
-    names: Annotated[str, typer.Option(help="A regular expression of programs.")] = ".*",
-    train: Annotated[bool, typer.Option(help="Gradients of all programs that have them.")] = False,
-    dtype: Annotated[str, typer.Option(help="What floating inputs are cast to.")] = "bfloat16",
+    tables: Tables = "blocks,nets,models,operators",
+    names: Names = ".*",
+    train: Train = False,
+    dtype: Dtype = "bfloat16",
     dynamic: Annotated[bool, typer.Option(help="All sizes of inputs are symbolic.")] = False,
-    jobs: Annotated[int, typer.Option(help="Processes that share the GPU.")] = 8,
-    budget: Annotated[float, typer.Option(help="Seconds that all may take; what is left then is not run.")] = 1e9,
+    jobs: Jobs = 8,
+    budget: Budget = 1e9,
     again: Annotated[int, typer.Option(help="Processes that measure slow programs again; 0: they do not.")] = 3,
     slow: Annotated[float, typer.Option(help="What counts as slower, as a share of Inductor's speed.")] = 0.9,
-    to: Annotated[str, typer.Option("--json", help="A file to which each program adds a line.")] = "",
+    to: Json = "",
 ) -> None:
     """Run the tables and print what is wrong or slow."""
-    modules = [name for table in tables.split(",") for name in TABLES[table]]
-    found = [(m, kind, n) for m in modules for kind, rows in importlib.import_module(m).PROGRAMS.items() for n in rows]
-    chosen = [program for program in found if re.fullmatch(names, program[2])]
-    random.Random(1).shuffle(chosen)  # what a budget leaves out is of all kinds
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        path = to or f"{folder}/rows.jsonl"
+    chosen = shuffled(tables, names)
+    with rows_file(to) as path:
         end = time.time() + budget
         run_all(measured, chosen, path, jobs, budget, train, dtype, dynamic)
         late = {(r["kind"], r["name"]) for r in read(path) if r.get("us", {}).get("regraft") and speed_of(r) < slow}

@@ -19,7 +19,6 @@ difference from eager's result in double precision, over the largest number of t
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -35,32 +34,25 @@ os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp(prefix="induct
 
 import torch
 import typer
+from program_tables import Dtype, Json, Names, Tables, Train, programs
 from rich.console import Console
 from rich.table import Table
 
-TABLES = {
-    "operators": ["operator_programs"],
-    "models": ["model_programs", "data_programs"],
-    "blocks": ["block_programs", "block_tokens", "block_steps"],
-    "nets": ["net_programs"],
-    "odd": ["odd_programs"],
-    "fields": ["field_programs", "science_programs", "unit_programs"],
-}
 RANDOM = {"rand", "randn", "dropout", "bernoulli"}
 
 
 def main(  # noqa: PLR0913
     runs: Annotated[str, typer.Option(help="Backends, the one to judge last.")] = "eager,inductor,regraft",
-    table: Annotated[str, typer.Option(help=f"What to run: {', '.join(TABLES)}.")] = "operators",
+    table: Tables = "operators",
     only: Annotated[str, typer.Option(help="A regular expression of kinds.")] = ".*",
-    names: Annotated[str, typer.Option(help="A regular expression of programs.")] = ".*",
+    names: Names = ".*",
     device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
     threads: Annotated[int, typer.Option(help="Threads on a CPU.")] = 1,
     seconds: Annotated[float, typer.Option(help="How long each program is timed.")] = 1.0,
-    train: Annotated[bool, typer.Option(help="Gradients of all programs that have them.")] = False,
-    dtype: Annotated[str, typer.Option(help="What floating inputs are cast to.")] = "float32",
+    train: Train = False,
+    dtype: Dtype = "float32",
     slow: Annotated[float, typer.Option(help="What counts as slower, as a share of the other's speed.")] = 0.97,
-    to: Annotated[str, typer.Option("--json", help="A file to which each program adds a line.")] = "",
+    to: Json = "",
 ) -> None:
     """Time all programs that are asked for."""
     torch.set_num_threads(threads)
@@ -68,10 +60,8 @@ def main(  # noqa: PLR0913
     shown = Table("kind", "program", *[f"{b} us" for b in backends], *[f"over {b}" for b in backends[:-1]])
     ratios: dict[str, list[float]] = {b: [] for b in backends[:-1]}
     behind = []
-    chosen = [(kind, name, *p) for kind, name, p in programs(table) if re.fullmatch(only, kind)]
+    chosen = [(kind, name, *p) for _, kind, name, p in programs(table, names) if re.fullmatch(only, kind)]
     for kind, name, function, inputs in chosen:
-        if not re.fullmatch(names, name):
-            continue
         try:
             called = prepared(function, inputs, device, dtype, train, train or kind.startswith("gradients"))
             if train and not called[2]:
@@ -102,13 +92,6 @@ def main(  # noqa: PLR0913
             console.print(f"{backends[-1]} over {backend}: median {statistics.median(found):.2f}x of {len(found)}")
     slower = ", ".join(f"{name} {speed:.2f}x" for speed, name in sorted(behind))
     console.print(f"slower than {slow} of the best other: {slower or 'none'}" if len(backends) > 1 else "")
-
-
-def programs(table: str) -> list[tuple[str, str, Any]]:
-    """Kinds, names and programs of a table."""
-    modules = [importlib.import_module(name) for name in TABLES[table]]
-    kinds = [pair for module in modules for pair in module.PROGRAMS.items()]
-    return [(kind, name, program) for kind, found in kinds for name, program in found.items()]
 
 
 def write(to: str, row: dict[str, Any]) -> None:
