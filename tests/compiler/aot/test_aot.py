@@ -56,10 +56,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def perceptron(folder):
-    """A dynamic model of one input, for C++ and errors."""
+    """A dynamic model of one input, for C++ and errors: that of `docs/examples`, so that both compile one wrapper."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4), torch.nn.Softmax(-1))
-    rows = Dim("rows", min=1, max=64)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4))
+    rows = Dim("batch", min=1, max=64)
     path = regraft.aot_compile(model.eval(), (torch.randn(2, 16),), folder / "mlp.rgx", dynamic_shapes=({0: rows},))
     return model, path
 
