@@ -2,6 +2,7 @@
 
     python benchmarks/fuzz.py --count 10000 --jobs 8 --state fuzz.jsonl --summary fuzz.json
     python benchmarks/fuzz.py --count 20000 --jobs 12 --device cuda --budget 500 --state fuzz_cuda.jsonl
+    python benchmarks/fuzz.py --count 1000 --give-up
     python benchmarks/fuzz.py show 4711
     python benchmarks/fuzz.py replay 4711 some_program.py
     python benchmarks/fuzz.py kernels --count 10000 --shard 0/2
@@ -10,6 +11,8 @@
 Program number n comes from seed n. `programs`, which is meant where no command is named, compares values, gradients,
 dtypes, strides, shared memory, writes, errors and further calls, and makes what differs smaller. A state file keeps
 each outcome: the same command goes on where it was cut off. A worker that crashes or hangs is replaced.
+
+With `--give-up`, something raises while each program is compiled: at any stage, in some direction.
 
 `kernels` holds lowering, schedule and code of straight programs against eager, the kernels of many compiled together;
 for a GPU they are Triton, run on one or by its interpreter.
@@ -27,6 +30,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +57,7 @@ def programs(  # noqa: PLR0913 - the command's options
     state: Annotated[str, typer.Option(help="Keep outcomes here, a line a program, and go on from it.")] = "",
     summary: Annotated[str, typer.Option(help="Write what came of all programs of the state here, as JSON.")] = "",
     again: Annotated[bool, typer.Option(help="Run what was not right once more.")] = False,
+    give_up: Annotated[bool, typer.Option(help="Plant a fault in the compiler for each program.")] = False,
 ) -> None:
     """Run whole Python programs; exits with 1 where one is not right."""
     from support.fuzzer import service
@@ -62,6 +67,7 @@ def programs(  # noqa: PLR0913 - the command's options
         known = {n: made for n, made in known.items() if made["outcome"] not in service.BAD}
     left = [n for n in range(seed, seed + count) if n not in known]
     command = [sys.executable, __file__, "worker", "--device", device, "--small" if small else "--no-small"]
+    command += ["--give-up"] if give_up else []
     start, told = time.monotonic(), time.monotonic()
     for done, made in enumerate(service.Service(command, jobs, start + budget).run(left), 1):
         known[made["seed"]] = made
@@ -89,11 +95,11 @@ def _tell(made: dict[str, Any]) -> None:
 
 
 @app.command()
-def worker(device: str = "cpu", small: bool = True) -> None:
+def worker(device: str = "cpu", small: bool = True, give_up: bool = False) -> None:
     """Answer seeds of standard input: what `programs` starts."""
     from support.fuzzer.service import work
 
-    work(device, small)
+    work(device, small, give_up)
 
 
 @app.command()
@@ -109,17 +115,20 @@ def replay(
     which: Annotated[list[str], typer.Argument(help="Seeds, and files of programs.")],
     device: str = "cpu",
     small: Annotated[bool, typer.Option(help="Make failing programs as small as they go.")] = False,
+    give_up: Annotated[bool, typer.Option(help="Plant the fault that `programs` plants for this seed.")] = False,
 ) -> None:
     """Run programs in this process, and say what is wrong with them."""
     from support.fuzzer.grammar import draw
     from support.fuzzer.runner import check
     from support.fuzzer.shrink import shrink
+    from support.giving_up import drawn
 
     logging.disable(logging.CRITICAL)
     wrong = 0
     for one in which:
         text = draw(int(one)) if one.isdigit() else Path(one).read_text(encoding="utf-8")
-        verdict = check(text, device)
+        with drawn(int(one)) if give_up and one.isdigit() else nullcontext():
+            verdict = check(text, device)
         print(f"{one}: {verdict.outcome} {verdict.failure or ''} {verdict.counts}", flush=True)
         wrong += verdict.outcome == "wrong"
         if verdict.failure is not None and verdict.outcome == "wrong" and small:

@@ -5,8 +5,8 @@ A table: kinds of programs x where something raises x the graphs of whose compil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.giving_up import DIRECTIONS, IN_EACH, OF_ALL, PLANTED, raising
 from support.thorough import one_in, one_row_in, takes_turns
 from torch import nn
 
 import regraft
-from regraft.compiler import backend, graph_code
+from regraft.compiler import graph_code
 from regraft.compiler.backend import Compilation
-from regraft.compiler.lowering import graph as lowering
-from regraft.compiler.stages import Stages
 from regraft.rewrites.reason import Reason
 
 
@@ -86,53 +85,6 @@ PROGRAMS = {
     "views": Program(lambda: (Views(), [torch.randn(3, 4), torch.randn(3, 4)])),
     "sizes": Program(lambda: (Words(), [torch.randn(2, 5, 8)]), options=(("rng", "eager"),), dynamic=True),
 }
-DIRECTIONS = {"forward": ("forward",), "backward": ("backward",), "both": ("forward", "backward")}
-IN_EACH = {  # of each graph: where it raises, and whether after the work was done
-    "passes": (Stages, "lower", True),
-    "kernels": (graph_code, "generate_kernels", False),
-    "wrapper": (graph_code, "generate", False),
-    "operators": (lowering, "lower_call", False),
-}
-OF_ALL = {
-    "capture": (backend, "capture", True),
-    "program": (Stages, "rewrite_program", True),
-    "joint": (Stages, "prepare", True),
-    "strides": (backend, "strides_of_outputs", True),
-    "everything": (Compilation, "_compile", True),
-    "overlaps": (backend, "at_their_places", True),
-}
-
-
-@contextmanager
-def raising(
-    monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str, bool], kinds: tuple[str, ...] | None
-) -> Iterator[None]:
-    """Have a function raise while graphs of some kinds are compiled; of operators, it is every second one."""
-    owner, name, late = place
-    real, compiled, now = getattr(owner, name), Compilation._compiled, [""]
-
-    def of_kind(self: Any, module: Any, inputs: Any, kind: Any) -> Any:
-        now.append(kind)
-        try:
-            return compiled(self, module, inputs, kind)
-        finally:
-            now.pop()
-
-    def failing(*args: Any, **kwargs: Any) -> Any:
-        meant = kinds is None or now[-1] in kinds
-        spared = name == "lower_call" and sum(map(ord, str(args[1].target))) % 2
-        if not meant or spared:
-            return real(*args, **kwargs)
-        if late:
-            real(*args, **kwargs)
-        raise RuntimeError("planted")
-
-    failing.__name__ = name
-    with monkeypatch.context() as patched:
-        patched.setattr(Compilation, "_key", lambda self: None)
-        patched.setattr(Compilation, "_compiled", of_kind)
-        patched.setattr(owner, name, failing)
-        yield
 
 
 def observed(program: Program, module: nn.Module, call: Callable[..., Any], inputs: list[torch.Tensor]) -> Any:
@@ -173,7 +125,7 @@ def check(name: str, place: tuple[Any, str, bool], kinds: tuple[str, ...] | None
     facts, values = observed(program, own, own, inputs)
     with raising(monkeypatch, place, kinds):
         (our_facts, our_values), faults = compiled(program, module, inputs)
-        assert faults and all("planted" in fault.message for fault in faults)
+        assert faults and all(PLANTED in fault.message for fault in faults)
         assert our_facts == facts
         tolerance = 1e-4 if program.autocast is None else 4e-2
         for ours, theirs in zip(our_values, values, strict=True):

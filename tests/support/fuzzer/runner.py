@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 import regraft
 
+from ..giving_up import PLANTED
 from .compare import Difference, difference
 from .program import Loaded, load, widened
 
@@ -140,11 +141,11 @@ def _fault(block: Any) -> str:
     """What a compilation gave up for a fault of ours."""
     for graph in block.graphs:
         for fallback in graph.fallbacks:
-            if fallback.fault:
+            if fallback.fault and PLANTED not in fallback.message:
                 return f"{fallback.code}: {fallback.message}"
         for code in graph.code:
             for kept in code.kept:
-                if kept.code.endswith("failed"):
+                if kept.code.endswith("failed") and PLANTED not in kept.message:
                     return f"kept-failed: {kept.operator}: {kept.message}"
     return ""
 

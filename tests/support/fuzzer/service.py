@@ -17,6 +17,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, Queue
@@ -32,10 +33,14 @@ STARTS = 3  # workers that do not start, one after the other, before a run ends
 BAD = ("wrong", "crash", "hang", "error")
 
 
-def work(device: str, small: bool) -> None:
-    """Seeds in, one a line; JSON out: ``{"ready": true}``, then an outcome a seed."""
+def work(device: str, small: bool, give_up: bool = False) -> None:
+    """Seeds in, one a line; JSON out: ``{"ready": true}``, then an outcome a seed.
+
+    If `give_up`, a fault is planted in the compiler for each program.
+    """
     import torch
 
+    from ..giving_up import drawn
     from ..triton_kernels import device_lost
     from .grammar import draw
     from .runner import check
@@ -51,14 +56,15 @@ def work(device: str, small: bool) -> None:
     for line in sys.stdin:
         made: dict[str, Any] = {"seed": int(line)}
         try:
-            text = draw(int(line))
-            verdict = check(text, device)
+            text, planted = draw(int(line)), drawn(int(line)) if give_up else nullcontext()
+            with planted:
+                verdict = check(text, device)
             made |= {"outcome": verdict.outcome, "counts": verdict.counts}
             if verdict.failure is not None:
                 made |= {"failure": asdict(verdict.failure)}
             if verdict.outcome == "wrong" and verdict.failure is not None:
                 made["source"] = text
-                if small and not device_lost(device):
+                if small and not give_up and not device_lost(device):
                     made["source"] = shrink(text, verdict.failure.kind, lambda t: check(t, device), SMALLER)
         except Exception as error:
             made |= {"outcome": "error", "failure": _failure("error", f"{type(error).__name__}: {error}")}
