@@ -127,7 +127,12 @@ class Normalizer:
             self.substitute(node, new)
 
     def _respelled(self, node: fx.Node) -> tuple[str, fx.Node]:
-        """What the first step that applies puts in place of `node`, and its name; `node` where none does."""
+        """What the first step that applies puts in place of `node`, and its name; `node` where none does.
+
+        Calls that write (`torch.mul(x, x, out=y)`) keep their spelling: the dtype is that of what they write to.
+        """
+        if isinstance(node.target, compat.OpOverload) and compat.is_mutable(node.target):
+            return "", node
         for step in self._steps.get(op_name(node), ()):
             try:
                 new = step.step(node, self.editor)

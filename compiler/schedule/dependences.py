@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..ir.index.index import Index, Late, Loaded, Var, atoms
+from ..ir.index.ranges import in_range
 from ..ir.program import Buffer, Definition, Extern, Item, Program
 from ..ir.value import Load, Value, indices_of, walk
 
@@ -62,6 +63,14 @@ def _met(item: Definition) -> tuple[Value, ...]:
 def loads(item: Definition) -> tuple[Load, ...]:
     """Every distinct load of a definition."""
     return tuple(v for v in _met(item) if isinstance(v, Load))
+
+
+@lru_cache(maxsize=1 << 12)
+def checked(item: Definition) -> frozenset[Loaded]:
+    """The indices of a definition that raise an error where they are out of range."""
+    numbers = [i for store in item.stores for i in store.indices] + [i for v in _met(item) for i in indices_of(v)]
+    found = {a for n in numbers if isinstance(n, Index) for a in atoms(n) if isinstance(a, Loaded)}
+    return frozenset(a for a in found if not in_range(a))
 
 
 @lru_cache(maxsize=1 << 12)

@@ -22,13 +22,15 @@ import torch
 
 from ...rewrites.switches import allowed
 from ..ir.index.bounds import bounds
-from ..ir.index.index import Loaded, Var, atoms, terms
+from ..ir.index.index import Index, Loaded, Var, atoms, terms
+from ..ir.index.ranges import in_range
 from ..ir.ops import OPS
 from ..ir.program import Buffer, Definition, Extern, Item
 from ..ir.simplify import Simplifier
 from ..ir.value import HALVES, Const, Guarded, Load, Op, Rewriter, Value, substitute, walk
+from ..ir.value import variables as variables_in
 from .affine import variables_of
-from .dependences import effects, loads, order_of, roots, values_in
+from .dependences import checked, effects, loads, order_of, roots, values_in
 from .flat_access import rewritten
 from .groups import extent_of
 from .one_hot import without_one_hot
@@ -49,6 +51,7 @@ NOT_INLINED = {
     "kept": "its buffer is an output, or a call reads it",
     "rewritten": "its buffer has several writers",
     "overwritten": "what it reads is overwritten before a reader would read it",
+    "checked": "it is the same at any index, and a reader's must be in range",
     "large": "the readers would become too large",
     "switched-off": "option `without`, or a search for a fault, leaves it out",
     "recomputed": "readers would compute it again, and it is not cheap",
@@ -169,10 +172,16 @@ class _Inliner:
         """`item` with inlined values in place of its loads, simplified."""
         taken = [n for n in dict.fromkeys(load.buffer for load in loads(item)) if n in self._bodies]
         if not taken:
-            return rewritten(item, self._simplify)
+            return self._simplified(item)
         nodes = dict.fromkeys(n for name in taken for n in self._nodes[name])
-        made = rewritten(rewritten(item, Rewriter(value=self._body_of)), self._simplify)
+        made = self._simplified(rewritten(item, Rewriter(value=self._body_of)))
         return replace(made, nodes=tuple(dict.fromkeys((*nodes, *item.nodes))))
+
+    def _simplified(self, item: Definition) -> Definition:
+        """`item`, simplified unless an index that must be in range would go with the value that it picks."""
+        made, indices = rewritten(item, self._simplify), map(self._simplify.index, (a.index() for a in checked(item)))
+        wanted = {a for i in indices if isinstance(i, Index) for a in atoms(i) if isinstance(a, Loaded)}
+        return made if all(in_range(a) for a in wanted - checked(made)) else item
 
     def _body_of(self, value: Value) -> Value | None:
         if not isinstance(value, Load) or value.buffer not in self._bodies:
@@ -197,8 +206,9 @@ class _Inliner:
             return "rewritten"
         readers = [p for p in self._readers.get(name, ()) if p > place]
         sources = [v for v in walk([value]) if isinstance(v, Load)]
-        if any(self._overwritten(item, sources, place, reader) for reader in readers):
-            return "overwritten"
+        wrong = self._wrong(item, sources, place, readers)
+        if wrong:
+            return wrong
         cost = cost_of(value, item.loops, self._buffers)
         if len(sources) > _MOST_LOADS or any(self._size(r) + cost.ops > _LARGEST for r in readers):
             return "large"
@@ -209,6 +219,13 @@ class _Inliner:
         for reader in readers:
             self._sizes[reader] = self._size(reader) + cost.ops
         return ""
+
+    def _wrong(self, item: Definition, sources: list[Load], place: int, readers: list[int]) -> str:
+        """Why a definition that readers compute would not be the same; empty if it is."""
+        if any(self._overwritten(item, sources, place, reader) for reader in readers):
+            return "overwritten"
+        found = [load for reader in readers for load in self._loads_of(reader) if load.buffer == item.stores[0].buffer]
+        return "checked" if any(_forgets(item, load) for load in found) else ""
 
     def _overwritten(self, item: Definition, sources: list[Load], place: int, reader: int) -> bool:
         names = {load.buffer for load in sources}
@@ -370,6 +387,14 @@ def _fills_buffer(item: Definition, buffers: Mapping[str, Buffer]) -> bool:
     return len(set(variables)) == len(variables) and set(variables) == {
         v for v in item.loops if v.extent != 1 or v in variables
     }
+
+
+def _forgets(item: Definition, load: Load) -> bool:
+    """Whether an index that must be in range would not be there in place of a load."""
+    store = item.stores[0]
+    kept = variables_in([store.value])
+    lost = [at for own, at in zip(store.indices, load.indices, strict=True) if _variable(own) not in kept]
+    return any(isinstance(a, Loaded) and not in_range(a) for at in lost if isinstance(at, Index) for a in atoms(at))
 
 
 def _once(item: Definition) -> dict[Var, Any]:

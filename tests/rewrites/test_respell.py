@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from support.engine import X, calls, capture
@@ -75,6 +77,16 @@ def test_what_is_opaque_or_made_by_a_rule_keeps_its_spelling():
         found = Normalizer(mirror, [relu_as_clamp])
         found.run()
         assert names(found) == ["relu"]
+
+
+@respelling("aten.exp")
+def exp_as_power(node, edit):
+    return edit.call(aten.pow.Scalar, math.e, node.args[0])
+
+
+def test_calls_that_write_keep_their_spelling():
+    found = normalizer(lambda a: torch.exp(a, out=torch.empty(3, 4, dtype=torch.float64)) + a.exp(), exp_as_power)
+    assert names(found) == ["empty", "exp", "pow", "add"]
 
 
 @respelling("aten.relu")

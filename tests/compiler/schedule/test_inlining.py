@@ -7,7 +7,9 @@ import torch
 from support.schedules import Builder, assert_same, number, op
 
 from regraft.compiler.ir.index.index import Loaded, add
+from regraft.compiler.lowering.core import const
 from regraft.compiler.schedule import inlining
+from regraft.compiler.schedule.dependences import checked
 from regraft.compiler.schedule.inlining import NOT_INLINED, inline
 
 
@@ -49,6 +51,25 @@ def test_nor_under_an_index_read_from_memory():
     t = b.map("t", (4,), lambda i: op("exp", x.at(i)))
     u = b.map("u", (8,), lambda i: t.at((Loaded(ids.at(i), 4, False).index(),)))
     assert decisions(b, u)["t"] == "recomputed"
+
+
+def test_nor_where_an_index_that_must_be_in_range_would_go_with_it():
+    for size, kept in ((4, "checked"), (1, "")):
+        b = Builder()
+        x, ids = b.given("x", ()), b.given("ids", (8,), dtype=torch.int64)
+        t = b.map("t", (4,), lambda i, x=x: op("neg", x.at(())))
+        at = lambda i, ids=ids, size=size: ids.at(i) if size == 4 else op("remainder", ids.at(i), const(4, torch.int64))  # noqa: E731
+        u = b.map("u", (8,), lambda i, t=t, at=at: t.at((Loaded(at(i), 4, False).index(),)))
+        assert decisions(b, u)["t"] == kept
+
+
+def test_a_value_that_an_index_picks_is_not_simplified_away():
+    b = Builder()
+    x, ids = b.given("x", (4,), dtype=torch.int64), b.given("ids", (8,), dtype=torch.int64)
+    u = b.map("u", (8,), lambda i: op("mul", x.at((Loaded(ids.at(i), 4, False).index(),)), const(0, torch.int64)))
+    program = b.program(u)
+    left, _ = inline(program.items, program.buffers, program.outputs)
+    assert checked(left[0]) == checked(program.items[0]) != frozenset()
 
 
 def test_what_is_cheap_goes_to_all_readers():
