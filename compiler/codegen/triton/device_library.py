@@ -295,9 +295,9 @@ def floor_quotient_float(x, y):
     near = tl.where((rest != 0) & ((y < 0) != (rest < 0)), near - 1.0, near)
     whole = libdevice.floor(near)
     whole = tl.where(near - whole > 0.5, whole + 1.0, whole)
-    exact = quotient(x, y)
-    whole = tl.where(near == 0, libdevice.copysign(near * 0.0, exact), whole)
-    return tl.where(y == 0, exact, whole)
+    unit = libdevice.copysign(tl.full(y.shape, 1.0, y.dtype), y)
+    whole = tl.where(near == 0, libdevice.copysign(near * 0.0, x) * unit, whole)
+    return tl.where(y == 0, x * (unit * float("inf")), whole)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+import numpy as np
 import torch
 from support.triton_kernels import compile_for, interpreter, run_interpreted
 
@@ -184,3 +185,39 @@ def test_what_is_touched_beside_the_arguments_stops_the_interpreter(read):
     assert torch.equal(copied, torch.arange(8.0))
     with pytest.raises(AssertionError, match="IndexError"):
         interpreter().run(source, [("copy", 1, [torch.arange(8.0), torch.zeros(8), 9])])
+
+
+DIVISORS = [0.3, -0.3, 3.0, 1.0, -1.0, 7e-20, 2.0**-126, -1e-40, 3e38, -3e38, math.inf, -math.inf, 0.0, -0.0, math.nan]
+
+
+def rest(x, y):
+    """What a GPU's eager gives, exact: a CPU's is NaN where a quotient overflows."""
+    return torch.from_numpy(np.fmod(x.numpy(), y.numpy()))
+
+
+def remainder(x, y):
+    left = rest(x, y)
+    return torch.where((left != 0) & ((left < 0) != (y < 0)), left + y, left)
+
+
+QUOTIENTS = {"floordiv": torch.floor_divide, "fmod": rest, "remainder": remainder}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_quotients_and_what_they_leave_are_eagers(name, dtype):
+    """To the last bit: few quotients go through the library's loops, in which whole warps would wait."""
+    torch.manual_seed(0)
+    near = torch.arange(-40, 41)[:, None] * torch.tensor([0.3, 3.0, 0.1])  # whole quotients, rounded up or down
+    x = torch.cat([torch.tensor(SPECIAL), near.flatten(), torch.randn(500) * 10, torch.randn(500) * 1e7]).to(dtype)
+    x = torch.cat([x, x.nextafter(torch.tensor(math.inf, dtype=dtype)), x.nextafter(torch.tensor(-1e9, dtype=dtype))])
+    y = torch.tensor([*DIVISORS, *torch.randn(9)], dtype=dtype)
+    x, y = (part.flatten() for part in torch.broadcast_tensors(x[:, None], y))
+    size = len(x)
+    buffers = [flat_buffer("x", size, dtype), flat_buffer("y", size, dtype)]
+    value = lambda i: Op(name, (Load("x", (i,), dtype), Load("y", (i,), dtype)), dtype)  # noqa: E731
+    kernel = loop_kernel("made", size, buffers, flat_buffer("out", size, dtype), value)
+    ours, eagers = run_interpreted(kernel, {"x": x, "y": y})["out"], QUOTIENTS[name](x, y)
+    bits = torch.int32 if dtype == torch.float32 else torch.int64
+    wrong = (ours.view(bits) != eagers.view(bits)) & ~(ours.isnan() & eagers.isnan())
+    assert not wrong.any(), [(x[i], y[i], ours[i], eagers[i]) for i in wrong.nonzero()[:5, 0]]
