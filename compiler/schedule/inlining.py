@@ -31,6 +31,7 @@ from ..ir.value import HALVES, Const, Guarded, Load, Op, Rewriter, Value, substi
 from ..ir.value import variables as variables_in
 from .affine import variables_of
 from .dependences import checked, effects, loads, order_of, roots, values_in
+from .few_folds import written_out
 from .flat_access import rewritten
 from .groups import extent_of
 from .one_hot import without_one_hot
@@ -43,6 +44,7 @@ _MOST_LOADS = 16
 _LARGE = 1 << 20  # bytes of a value that does not stay in the cache of a core
 _PAIRS_WORTH = 2  # operations on values of pairs in the time of moving one byte of a large buffer
 LAUNCH = 4 << 20  # bytes moved in the time of another launch of a GPU that reads from caches
+_SEVERAL = 64  # times that each element is read by several readers that compute it
 _OVERLAP = 4  # most reads per element of a definition that is not cheap: for windows of pooling
 _SLOW = frozenset({"div", "sqrt", "rsqrt", "reciprocal", "floordiv", "truncdiv", "remainder", "fmod", "hypot"})
 
@@ -158,6 +160,9 @@ class _Inliner:
                 continue
             now = without_one_hot(self._rewritten(item))
             reason = self._why_not(now, place)
+            few = written_out(now) if reason and self._target.operations else None
+            if few is not None and not self._why_not(few, place):
+                now, reason = few, ""
             if reason:
                 left.append(now)
             else:
@@ -255,26 +260,31 @@ class _Inliner:
         sites = [(self._items[r], load) for r in readers for load in self._loads_of(r) if load.buffer == name]
         if cost.cheap or isinstance(value, Const):
             return True
-        if len(sites) == 1 and self._saves_a_launch(value, cost, *sites[0]):
+        if sites and self._saves_a_launch(name, value, cost, sites):
             return True
         if len(sites) != 1 and not self._cheaper_than_memory(name, cost, readers):
             return False
         return all(self._reads_each_once(name, reader, load) for reader, load in sites)
 
-    def _saves_a_launch(self, value: Value, cost: Cost, reader: Item, load: Load) -> bool:
+    def _saves_a_launch(self, name: str, value: Value, cost: Cost, sites: Sequence[tuple[Item, Load]]) -> bool:
         """Whether a launch of its own takes longer than computing a value of the program's inputs at each reading.
 
         What is computed from another kernel's results is part of that kernel, and needs no launch. A reader that
-        chooses would compute all that it chooses from.
+        chooses would compute all that it chooses from. Of several readers, one may be a kernel with the value: then
+        it is only worth something if the value has few elements, each of which is read again and again.
         """
-        assert isinstance(reader, Definition)
         own = any(isinstance(x, Load) and x.buffer in self._writes for x in walk([value]))
-        indirect = any(isinstance(a, Loaded) for i in load.indices for a in atoms(i))
-        chosen = any(isinstance(x, Guarded) and load in walk([x]) for x in walk(roots(reader)))
-        if not self._target.operations or own or indirect or chosen:
+        indirect = any(isinstance(a, Loaded) for _, load in sites for i in load.indices for a in atoms(i))
+        if not self._target.operations or own or indirect:
             return False
-        each = cost.work + self._target.operations * cost.loaded
-        return guess(extent_of(self._around(reader, load))) * each <= self._target.operations * LAUNCH
+        each, times = cost.work + self._target.operations * cost.loaded, 0
+        for reader, load in sites:
+            assert isinstance(reader, Definition)
+            if any(isinstance(x, Guarded) and load in walk([x]) for x in walk(roots(reader))):
+                return False
+            times += guess(extent_of(self._around(reader, load)))
+        few = _SEVERAL * guess(math.prod(self._buffers[name].sizes)) <= times
+        return (few or len(sites) == 1) and times * each <= self._target.operations * LAUNCH
 
     def _kernels(self, name: str, readers: list[int]) -> int:
         """The number of places in which readers would compute it: similar independent readers become one kernel."""

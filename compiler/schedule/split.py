@@ -33,11 +33,12 @@ from .join_folds import with_joined_folds
 from .profit import guess
 from .second_stages import join_second_stages
 from .split_scans import constant, parts_of, scan_in_parts
-from .target import Target
+from .target import NARROWEST, Target
 
 _LEAST = 4  # parts that a second kernel is worth
 _SMALLER = 4  # times as many parts, if there is a second kernel anyway and the machine is not busy
 _IDLE = 2  # a machine with one part in so many busy is worth a second kernel
+_SHORTEST = 384  # columns that a second kernel is worth
 _EVEN = 512  # elements of parts in whose multiples no block has a rest
 _SCANS = 2  # times as many parts of a scan
 _INT32 = 1 << 31
@@ -144,7 +145,10 @@ class _Splitter:
         """Parts that would keep the target busy, each with enough to do; 1 where splitting does not pay."""
         target = self._target
         outer = guess(extent_of(item.loops))
-        lanes = min(target.lanes, outer) if _is_across(item, self.buffers) else 1
+        across = _is_across(item, self.buffers)
+        lanes = min(target.lanes, outer) if across else 1
+        if across and outer > NARROWEST and guess(extent_of(item.reduced)) < _SHORTEST:
+            return 1
         programs = -(-outer // lanes)
         if programs * _IDLE > target.programs:
             return 1

@@ -54,7 +54,7 @@ from .blocks import (
 from .column_blocks import Columns, begin_anywhere, column_blocks, unrolled
 from .device import processors_of
 from .iteration_space import extent_of
-from .lanes import MOST, THREADS, Few, Lanes, elements_of
+from .lanes import MOST, THREADS, Few, Lanes, elements_of, is_short
 from .line_blocks import NARROW, along
 from .row_blocks import SCANNED, Rows, held, more_rows, special_rows
 
@@ -205,7 +205,7 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memor
         return _pairing(loops, body, longest, memory)
     if _is_contiguous_along(loops, inner, body):
         loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), memory.bytes_of)
-        costly = len(loaded) > 1 or not _folds_all(body, _PLAIN)
+        costly = len(loaded) > 1 or not _folds_all(body, _PLAIN) or not is_short(body)
         moments, narrow = _folds(body, _MOMENTS), begin_anywhere(inner, body)
         columns = Columns(total, longest, max(loaded, default=4), len(inner) > 1, moments, costly, narrow)
         return _with_blocks(loops, body, longest, column_blocks(columns, memory))

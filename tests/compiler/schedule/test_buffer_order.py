@@ -111,7 +111,7 @@ def branches(more=lambda b, table: (b.sum("y", (N,), (HEADS,), lambda i, r: (tab
     """A sum of images whose channels lie side by side, stored with channels apart; what reads it."""
     b = Builder()
     x, q = b.given("x", (N, HEADS), strides=(1, N)), b.given("q", (N, HEADS), strides=(1, N) if other else None)
-    table = b.sum("table", (N, HEADS), (2,), lambda i, r: (op("add", op("exp", x.at(i)), q.at(i)),))
+    table = b.sum("table", (N, HEADS), (9,), lambda i, r: (op("add", op("exp", x.at(i)), q.at(i)),))
     return b.program(*more(b, table))
 
 

@@ -56,6 +56,14 @@ def test_two_stages_are_the_reduction(reducer, dtype, sizes, lengths, across):
     assert_same(program, target=SMALL_GPU)
 
 
+@pytest.mark.parametrize(("length", "stages"), [(383, 1), (640, 2)])
+def test_few_columns_are_no_second_kernel(length, stages):
+    """A program that has few rows goes through them in less time than a launch takes."""
+    b = Builder()
+    program = b.program(*reduced(b, "sum", F32, (700,), (length,), across=True))
+    assert len(split(program, GPU).items) == stages
+
+
 @EACH
 def test_symbolic_lengths(reducer, dtype):
     b = Builder()
