@@ -74,11 +74,18 @@ def adapt_users(graph: fx.Graph, changed: list[fx.Node], *, keep_stream: bool = 
         if node.meta.get(_RESTORED):
             _restore_again(graph, node)
         elif _needs_old_layout(node) or (keep_stream and is_random(node)):
-            for source in inputs:
-                with graph.inserting_before(node):
-                    node.replace_input_with(source, old.restored(graph, source))
+            _give_old_layout(graph, node, inputs, old)
         else:
-            _look_again(graph, node, inputs, old, dirty)
+            try:
+                _look_again(graph, node, inputs, old, dirty)
+            except (RuntimeError, ValueError):  # the operator takes no other layout, as `_pdist_forward`
+                _give_old_layout(graph, node, inputs, old)
+
+
+def _give_old_layout(graph: fx.Graph, node: fx.Node, inputs: list[fx.Node], old: _Old) -> None:
+    for source in inputs:
+        with graph.inserting_before(node):
+            node.replace_input_with(source, old.restored(graph, source))
 
 
 def _restore_again(graph: fx.Graph, node: fx.Node) -> None:
@@ -229,6 +236,9 @@ class _Old:
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or "regraft_layout" not in source.meta:
             return None
+        old = source.meta["regraft_layout"]
+        if not isinstance(old, torch.Tensor) and self._viewed(source, old) is None:
+            return None  # of the results of `sort`, none is a view; those of `split` are
         return source if _aliases(node, source) == [False] else None
 
 

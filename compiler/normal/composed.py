@@ -106,6 +106,8 @@ def sum_of_products(node: fx.Node, edit: Editor) -> fx.Node | None:
     dims = values.get("dim")
     if not sees(node, inner, "aten.mul") or not dims or values.get("dtype") not in (None, dtype(node)):
         return None
+    if not rank(inner):  # a number, whose sum along dim 0 is itself
+        return None
     a, b = inner.args[:2]
     if not all(is_float(t) and dtype(t) == dtype(node) and rank(t) == rank(inner) for t in (a, b)):
         return None

@@ -45,7 +45,7 @@ def keep_constants_on_device(graph_module: fx.GraphModule) -> int:
     for node in copies:
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        key = source, val(node).dtype, val(node).device, val(node).stride()
+        key = source, val(node).dtype, val(node).device, tuple(map(str, val(node).stride()))  # sizes may be symbols
         if key not in kept:
             value = None if source in changed or node in changed else compute(source, limit=_MAX_BYTES)
             if value is None:

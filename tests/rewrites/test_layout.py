@@ -54,6 +54,19 @@ def test_a_view_that_still_can_stays():
     assert "view" in ops(module) and "reshape" not in ops(module)
 
 
+def test_an_operator_that_takes_no_other_layout_gets_the_old_one():
+    rewritten(lambda x: torch.ops.aten._pdist_forward(torch.exp(x)[0], 2.0))
+
+
+def test_one_of_several_results_and_a_view_of_it_share_memory():
+    def function(x):
+        values = torch.exp(x).sort(1).values
+        return values, values.mT
+
+    values, turned = rewritten_all(function)(A)
+    assert values.data_ptr() == turned.data_ptr()
+
+
 def test_as_strided_reads_the_old_memory():
     rewritten(lambda a: torch.exp(a).as_strided((4,), (3,), 1))
 

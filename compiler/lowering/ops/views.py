@@ -225,8 +225,14 @@ def from_front(position: Any, size: Any) -> Any:
 
 
 def place_of(index: Any, size: Any) -> Any:
-    """The place that an index addresses, counted from the front, checked when run where it is not known to be there."""
+    """The place that an index addresses, counted from the front, checked when run where it is not known to be there.
+
+    Raises:
+        Unlowered: there is no such place, which eager refuses (torch 2.11 traces ``x.select(0, 0)`` of no rows).
+    """
     place = from_front(index, size)
+    if isinstance(place, int) and isinstance(size, int) and not 0 <= place < size:
+        raise Unlowered("refused", f"index {index} is out of range of {size}")
     if known_nonnegative(place) and known_lt(place, size):
         return place
     return Loaded(Number(index, torch.int64), size, True).index() if isinstance(index, Index) else place

@@ -9,6 +9,7 @@ import regraft  # noqa: F401 - the backend
 ZERO = torch.zeros((), dtype=torch.int64)
 OVER_A_DIM = {
     "sum": lambda x: x.sum(0),
+    "sum of a product": lambda x: (x * x.sin()).sum(0),
     "kept sum": lambda x: x / x.sum(-1, keepdim=True),
     "mean": lambda x: x.mean(-1),
     "largest": lambda x: x - x.amax(0, keepdim=True),

@@ -11,6 +11,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from regraft.compiler.lowering.core import TABLE_SPAN
 from regraft.compiler.passes import constants_on_device
@@ -138,3 +139,15 @@ def test_numbers_drawn_and_tables_written_to_stay() -> None:
 
     assert keep_constants_on_device(traced(drawn)) == 0
     assert keep_constants_on_device(traced(uninitialised)) == 0
+
+
+def test_a_table_whose_sizes_are_symbols_stays() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x + (torch.arange(x.shape[0])[:, None] * torch.arange(x.shape[1])).to(x.device)
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    sizes = mode.from_tensor(torch.empty(6, 5), static_shapes=False).shape
+    with mode:
+        module = make_fx(functionalize(forward))(torch.empty(sizes, device="cuda"))
+    assert keep_constants_on_device(module) == 0
+    assert devices(module) == {"cpu", "cuda"}

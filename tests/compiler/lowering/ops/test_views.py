@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from support.lowering import agree
 from support.thorough import examples, one_row_in, takes_turns
 
+from regraft.compiler.lowering.ops.views import place_of
+from regraft.compiler.lowering.sizes import Unlowered
+
 X = torch.arange(24.0).reshape(2, 3, 4)
 VIEWS = {
     "view": lambda x: x.view(6, 4), "merge": lambda x: x.view(2, 12), "split": lambda x: x.view(2, 3, 2, 2),
@@ -28,6 +31,13 @@ VIEWS = {
     "alias": torch.ops.aten.alias, "chain": lambda x: x[:, 1:].transpose(0, 1)[:, :, ::2].unsqueeze(0)[0, -1],
     "broadcast": lambda x: x[0].broadcast_to(3, 3, 4),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("index, size", [(0, 0), (2, 2), (-3, 2)])
+def test_a_place_that_is_not_there_is_refused(index, size):
+    with pytest.raises(Unlowered, match="out of range"):
+        place_of(index, size)
+    assert place_of(-1, 2) == 1
 
 
 @pytest.mark.parametrize("name", VIEWS)
