@@ -241,3 +241,17 @@ def test_gradients_of_attention_after_it_was_measured(mode):
     exact = gradients(model.double(), x.double())
     for found, expected, is_weight in zip(ours, exact, weights, strict=True):
         assert not is_weight or relative_error(found, expected) < 2e-2
+
+
+@pytest.mark.parametrize("keys", [49, 64, 300])
+@pytest.mark.parametrize("width", [40, 80, 96, 160])
+def test_attention_of_few_keys(width, keys):
+    """Heads of two parts beside one block of keys: Triton multiplied them wrongly."""
+
+    def attention(q, k, v):
+        return ((q @ k.mT) * width**-0.5).softmax(-1) @ v
+
+    q, k, v = (torch.randn(2, 4, n, width, device="cuda", dtype=torch.bfloat16) for n in (196, keys, keys))
+    exact = attention(q.double(), k.double(), v.double())
+    ours = torch.compile(attention, backend="regraft", options={"profit": "always"})(q, k, v)
+    assert (ours.double() - exact).norm() < 8e-3 * exact.norm()

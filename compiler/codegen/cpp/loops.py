@@ -228,7 +228,7 @@ class Loops:
         for rows, address, step, _ in loads.values():
             self._writer.line(f"load_rows{suffix}({rows}, {address}, {step}{left});")
         at = self._writer.fresh("v")
-        small = not self._plan.apart and sum(map(weight_of, values(loop.body))) <= SMALL
+        small = not self._plan.apart and self._operations(loop, turned) <= SMALL
         self._writer.line(f"#pragma GCC unroll {count if small else 1}")
         with self._writer.block(f"for (int {at} = 0; {at} < {count}; ++{at})"):
             self._writer.line(f"const i64 {self._named(loop.var)} = {first} + {at};")
@@ -239,6 +239,14 @@ class Loops:
         self._out.vectors, self._out.names.variables[loop.var] = around, first
         for rows, address, step, _ in stores.values():
             self._writer.line(f"store_rows{suffix}({rows}, {address}, {step}{left});")
+
+    def _operations(self, loop: Loop, turned: Turned) -> int:
+        """The operations of a body: of a store to scattered places, g++ writes one for each lane."""
+        around = self._out.vectors
+        assert around is not None
+        left = [s.store for s in loop.body if isinstance(s, Assign) and s.store not in turned.stores]
+        steps = [self._out.dependence.stride(store.indices[0], around.var, around.lanes) for store in left]
+        return sum(map(weight_of, values(loop.body))) + around.lanes * sum(step not in (0, 1) for step in steps)
 
     def _rows(self, buffer: str, offset: Any, lanes: int) -> tuple[str, str, str, str]:
         """Declare vectors for rows of a buffer: their name, the address of the first lane's row, the step, the type."""

@@ -273,6 +273,9 @@ class _Queries(_Backward, ByQueries):
 class _Keys(_Backward):
     """Programs have a block of keys each, and go through the queries: rows of tiles are keys here."""
 
+    def _has_one_block(self) -> bool:
+        return self._a.row.extent <= self._t.queries
+
     def _write(self) -> int:
         a, block = self._a, self._t.keys
         blocks = -(-a.key.extent // block)

@@ -70,6 +70,9 @@ def statistics_buffer(attention: Attention) -> Buffer:
 class ByQueries(AttentionText):
     """A kernel whose programs have a block of queries each, and go through the keys."""
 
+    def _has_one_block(self) -> bool:
+        return self._first is None and self._last is None and self._a.key.extent <= self._t.keys
+
     def _queries(self) -> None:
         """Begin a program: of causal ones those with most keys first."""
         rows, block = self._a.row.extent, self._t.queries

@@ -243,12 +243,14 @@ def _biases(attention: Attention) -> Sequence[int]:
     return [held[load.buffer].itemsize for load in attention.loads() if both <= variables([load])]
 
 
-def parts(columns: int) -> list[tuple[int, int]]:
-    """Columns as one or two blocks of 16, 32, 64, ...: (first, size) each.
+def parts(columns: int, together: bool = False) -> list[tuple[int, int]]:
+    """Columns as one or two blocks of 16, 32, 64, ...: (first, size) each; as one if `together`.
 
     64 -> (0, 64)      80 -> (0, 64), (64, 16)      24 -> (0, 32)      112 -> (0, 128)
     """
     whole = max(_FEWEST, power(columns))
+    if together:
+        return [(0, whole)]
     first = whole // 2
     second = max(_FEWEST, power(columns - first))
     return [(0, first), (first, second)] if first >= _FEWEST and first + second < whole else [(0, whole)]

@@ -365,3 +365,11 @@ def test_products_with_a_bias_compile(capability: int) -> None:
     found = found_on_gpu(sloped, [torch.empty(16, 512, 64, dtype=BF16) for _ in range(3)])
     assert compiled(attention_triton(found.attention, statistics=True), capability)
     assert compiled(attention_backward(found.attention).source, capability)
+
+
+@pytest.mark.parametrize("keys, parts", [(49, 1), (300, 2)])
+def test_columns_are_one_part_beside_one_block_of_keys(keys, parts):
+    """Triton removes a loop that runs once, and multiplies two parts wrongly then, which only a GPU shows."""
+    attention = found_in(scored(lambda s: s * 0.2), qkv(2, 2, 20, keys, 80, 80, BF16))[0].attention
+    text = attention_triton(attention, Tile(64, 64, 4, 3)).text
+    assert f"acc{parts - 1}" in text and f"acc{parts}" not in text
