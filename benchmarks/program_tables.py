@@ -18,6 +18,7 @@ TABLES = {
     "blocks": ["block_programs", "block_tokens", "block_steps"],
     "nets": ["net_programs"],
     "odd": ["odd_programs"],
+    "drawn": ["drawn_programs"],
     "fields": ["field_programs", "science_programs", "unit_programs"],
 }
 
