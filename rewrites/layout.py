@@ -122,6 +122,8 @@ def is_kernel(node: fx.Node) -> bool:
 def _needs_old_layout(node: fx.Node) -> bool:
     if node.op != "call_function" or op_name(node) in _STRIDE_SENSITIVE or is_kernel(node):
         return True
+    if node.meta.get("unbacked_bindings"):
+        return True  # inferred again, its data-dependent size would be another one
     target = node.target
     if not isinstance(target, compat.OpOverload):
         return isinstance(target, compat.HigherOrderOperator)

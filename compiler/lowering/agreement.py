@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from ...rewrites.compat import OpOverload, plain_eager, schema_arguments
-from ...rewrites.symbolic import equal_under_guard, hint, known_equal
+from ...rewrites.symbolic import equal_under_guard, hint, known_equal, lies_under_guard
 
 _LONG = frozenset({torch.int64})
 _WHOLE = frozenset({torch.int32, torch.int64})
@@ -86,6 +86,7 @@ _ELEMENTS = _named("""
     scatter.value: value
     scatter.value_reduce: value
     constant_pad_nd.default: value
+    threshold.default: threshold value
     clamp.default: min max
     clamp_min.default: min
     clamp_max.default: max
@@ -115,7 +116,8 @@ _GRADIENTS_OF_PARTS = {
     "slice_backward": torch.ops.aten.slice.Tensor, "select_backward": torch.ops.aten.select.int,
     "diagonal_backward": torch.ops.aten.diagonal.default, "unfold_backward": torch.ops.aten.unfold.default,
 }  # fmt: skip
-_HELD = "sizes_held"
+_HELD, _HELD_NUMBERS = "sizes_held", "numbers_held"
+_POOLED = ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 Equal = Callable[[Any, Any], bool]
 _FLOATS = (float, torch.SymFloat)
 _SUMS = ("add", "sub", "rsub")
@@ -124,10 +126,12 @@ _SUMS = ("add", "sub", "rsub")
 def hold_sizes(module: fx.GraphModule) -> int:
     """Guard sizes that eager requires to be equal, if they are on the example; returns the number of calls.
 
-    It runs before lowering, because a guard may merge several symbols.
+    Integers that become elements are held to what the dtype holds. It runs before lowering, because a guard may merge
+    several symbols.
     """
-    calls = [node for node in module.graph.nodes if node.op == "call_function" and _packet(node) in _SIZED]
-    return sum(map(_hold, calls))
+    calls = [node for node in module.graph.nodes if node.op == "call_function"]
+    held = sum(map(_hold, [node for node in calls if _packet(node) in _SIZED]))
+    return held + sum(map(_hold_numbers, [node for node in calls if _overload(node) in _ELEMENTS]))
 
 
 def _hold(node: fx.Node) -> bool:
@@ -136,6 +140,20 @@ def _hold(node: fx.Node) -> bool:
     if _SIZED[packet](packet, given) is None or _SIZED[packet](packet, given, equal_under_guard) is not None:
         return False
     node.meta[_HELD] = True
+    return True
+
+
+def _hold_numbers(node: fx.Node) -> bool:
+    """Whether the symbolic integers of a call are in the range of the result's dtype by a guard."""
+    given, made = _given(node), node.meta.get("val")
+    numbers = [given.get(name) for name in _ELEMENTS[_overload(node)]]
+    symbols = [n for n in numbers if isinstance(n, torch.SymInt)]
+    limits = _limits(made.dtype) if symbols and isinstance(made, torch.Tensor) else None
+    if limits is None or any(isinstance(n, torch.SymFloat) for n in numbers):
+        return False
+    if not all(lies_under_guard(n, *limits) for n in symbols):
+        return False
+    node.meta[_HELD_NUMBERS] = True
     return True
 
 
@@ -150,11 +168,15 @@ def disagreement(node: fx.Node) -> str | None:
         found = look(packet, given)
         if found is not None:
             return found
-    return _elements(str(target).removeprefix("aten."), given, node.meta.get("val"))
+    return None if _HELD_NUMBERS in node.meta else _elements(_overload(node), given, node.meta.get("val"))
+
+
+def _overload(node: fx.Node) -> str:
+    return str(node.target).removeprefix("aten.")
 
 
 def _packet(node: fx.Node) -> str:
-    return str(node.target).removeprefix("aten.").partition(".")[0]
+    return _overload(node).partition(".")[0]
 
 
 def _agreed(_packet: str, _given: dict[str, Any]) -> None:
@@ -306,6 +328,8 @@ def _apart(packet: str, given: dict[str, Any]) -> str | None:
         return _places(packet, given, _may_be_equal)
     if packet in _GRADIENTS_OF_PARTS:
         return _beside_part(packet, given)
+    if packet in _POOLED and any(known_equal(size, 0) for size in given["self"].shape[1:]):
+        return f"eager may refuse to pool {list(given['self'].shape)}"
     pairs = _pairs(packet, given)
     return next((f"sizes {list(a)} for {list(b)}" for a, b in pairs if not _agree(a, b, _may_be_equal)), None)
 
@@ -359,9 +383,27 @@ def _inexact(tensor: torch.Tensor) -> bool:
 def _elements(name: str, given: dict[str, Any], made: Any) -> str | None:
     for argument in _ELEMENTS.get(name, ()):
         value = given.get(argument)
-        if type(value) in (int, float) and isinstance(made, torch.Tensor) and not _fits(value, made.dtype):
-            return f"{value} is no {made.dtype}"
+        if isinstance(made, torch.Tensor) and value is not None and not _is_element(value, made.dtype):
+            return f"{value} may be no {made.dtype}"
     return None
+
+
+def _is_element(value: Any, dtype: torch.dtype) -> bool:
+    """Whether eager is known to convert a number to an element; symbols of which nothing is known may be any number."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return _limits(dtype) is None
+    return type(value) not in (int, float) or _fits(value, dtype)
+
+
+@functools.lru_cache(64)
+def _limits(dtype: torch.dtype) -> tuple[int, int] | None:
+    """The least and the greatest integer that eager converts to a dtype; None if it converts all of 64 bits."""
+    if dtype == torch.float16:
+        return -int(torch.finfo(dtype).max), int(torch.finfo(dtype).max)
+    if dtype.is_floating_point or dtype.is_complex or dtype in (torch.bool, torch.int64):
+        return None
+    most = torch.iinfo(dtype).max
+    return (torch.iinfo(dtype).min or -most), most  # unsigned ones wrap negative numbers
 
 
 @functools.lru_cache(4096)

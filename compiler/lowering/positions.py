@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from ..ir.index.bounds import known_lt, known_nonnegative
-from ..ir.index.index import Index, Loaded, Var, add, mul, quotient, remainder
-from ..ir.value import Const, Guarded, Value, compute_dtype
+from ..ir.index.index import Index, Loaded, Var, add, atoms, mul, quotient, remainder
+from ..ir.index.ranges import in_range
+from ..ir.value import Const, Guarded, Value, compute_dtype, indices_of, walk
 from .arithmetic import op, size_value
 from .core import Indices, Lowering, Tensor, Unlowered, cast, const
 from .ops.elementwise import element
@@ -77,6 +78,19 @@ def guarded(conditions: Sequence[Value], value: Value, other: Value) -> Value:
 def loaded(index: Tensor, indices: Sequence[Any], size: Any, *, wrap: bool = False) -> Any:
     """The index that an integer tensor (broadcast to `indices`) holds, for a dimension of `size`."""
     return Loaded(cast(element(index, indices), torch.int64), size, wrap).index()
+
+
+def picked(x: Tensor, at: Indices) -> Value:
+    """The element at indices of which some are read from memory, which are checked even if the element is the same.
+
+    x: 4 elements, each one the same in memory; x[loaded i]  ->  where(loaded i >= 0, x, x)
+    """
+    value = x.at(at)
+    kept = {atom for part in walk([value]) for number in indices_of(part) for atom in atoms(number)}
+    for number in at:
+        if any(isinstance(atom, Loaded) and atom not in kept and not in_range(atom) for atom in atoms(number)):
+            value = op("where", compared("ge", number, 0), value, value)
+    return value
 
 
 def scalar(value: Any, dtype: torch.dtype) -> Value:

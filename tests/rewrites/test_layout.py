@@ -117,6 +117,18 @@ def test_in_place_writes_get_the_old_layout():
     assert ops(module)[-1] == "copy_"
 
 
+@pytest.mark.parametrize("function", [
+    lambda a: torch.exp(a).nonzero(), lambda a: torch.exp(a).nonzero() + 0, lambda a: a[torch.exp(a) > 1],
+    lambda a: torch.unique(torch.exp(a).round()),
+])  # fmt: skip
+def test_data_dependent_sizes_keep_their_names(function):
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run, _ = compiled(function, rules=[swapped()])
+        ours = run(A)
+    eager = function(A)
+    assert torch.equal(ours, eager) and ours.stride() == eager.stride()
+
+
 def test_draws_fill_memory_in_the_old_order():
     """Eager's stream gives a place in memory its number; under another layout that would be another element."""
 

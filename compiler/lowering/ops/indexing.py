@@ -15,7 +15,7 @@ import torch
 
 from ...ir.value import Value
 from ..core import Indices, Lowering, Tensor, Unlowered, lowers
-from ..positions import guarded, is_empty, loaded, numel, require_rank, scalar, swapped, unraveled
+from ..positions import guarded, is_empty, loaded, numel, picked, require_rank, scalar, swapped, unraveled
 from .elementwise import broadcast
 from .elementwise import element as broadcast_at
 from .views import wrapped
@@ -31,7 +31,7 @@ def gather(low: Lowering, x: Tensor, dim: int, index: Tensor, **_: Any) -> Tenso
     d = wrapped(dim, len(x.sizes))
 
     def element(at: Indices) -> Value:
-        return x.at(swapped(at, d, loaded(index, at, x.sizes[d])))
+        return picked(x, swapped(at, d, loaded(index, at, x.sizes[d])))
 
     return low.pointwise(element, index.sizes, x.dtype)
 
@@ -44,7 +44,7 @@ def index_select(low: Lowering, x: Tensor, dim: int, index: Tensor) -> Tensor:
     sizes = swapped(x.sizes, d, numel(index.sizes))
 
     def element(at: Indices) -> Value:
-        return x.at(swapped(at, d, loaded(index, at[d : d + len(index.sizes)], x.sizes[d])))
+        return picked(x, swapped(at, d, loaded(index, at[d : d + len(index.sizes)], x.sizes[d])))
 
     return low.pointwise(element, sizes, x.dtype)
 
@@ -60,7 +60,7 @@ def embedding(
     rank = len(indices.sizes)
 
     def element(at: Indices) -> Value:
-        return weight.at((loaded(indices, at[:rank], weight.sizes[0]), at[rank]))
+        return picked(weight, (loaded(indices, at[:rank], weight.sizes[0]), at[rank]))
 
     return low.pointwise(element, (*indices.sizes, weight.sizes[1]), weight.dtype)
 
@@ -72,7 +72,7 @@ def take(low: Lowering, x: Tensor, index: Tensor) -> Tensor:
     total = numel(x.sizes)
 
     def element(at: Indices) -> Value:
-        return x.at(unraveled(loaded(index, at, total, wrap=True), x.sizes))
+        return picked(x, unraveled(loaded(index, at, total, wrap=True), x.sizes))
 
     return low.pointwise(element, index.sizes, x.dtype)
 
@@ -81,7 +81,7 @@ def take(low: Lowering, x: Tensor, index: Tensor) -> Tensor:
 def index(low: Lowering, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Advanced indexing, ``x[:, rows, cols]``; None takes a dimension whole."""
     plan = Advanced(x.sizes, indices)
-    return low.pointwise(lambda at: x.at(plan.source(at)), plan.sizes, x.dtype)
+    return low.pointwise(lambda at: picked(x, plan.source(at)), plan.sizes, x.dtype)
 
 
 @lowers("aten._unsafe_masked_index")

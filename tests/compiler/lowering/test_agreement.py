@@ -53,7 +53,8 @@ FILLS = {
     "fill": lambda x, v, i: x.fill_(v), "full": lambda x, v, i: torch.full((3,), v, dtype=x.dtype),
     "masked": lambda x, v, i: x.masked_fill(x == 0, v), "index": lambda x, v, i: x.index_fill(0, i, v),
     "scatter": lambda x, v, i: x.scatter(0, i, v), "pad": lambda x, v, i: F.pad(x, (1, 1), value=v),
-    "clamp": lambda x, v, i: x.clamp(max=v),
+    "clamp": lambda x, v, i: x.clamp(max=v), "threshold": lambda x, v, i: F.threshold(x, v, 1),
+    "replaced": lambda x, v, i: F.threshold(x, 1, v),
 }  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def resized(x):
 def refuses(function, *given):
     """Whether eager does."""
     try:
-        function(*(x.clone() for x in given))
+        function(*(x.clone() if isinstance(x, torch.Tensor) else x for x in given))
     except (RuntimeError, IndexError, NotImplementedError):
         return True
     return False
@@ -201,6 +202,24 @@ def test_numbers_that_a_dtype_does_not_hold(name):
         function = lambda x, i, v=value: FILLS[name](x, v, i)  # noqa: E731
         assert stays(function, *given) or not refuses(function, *given), (name, dtype, value)
     assert not stays(lambda x, i: FILLS[name](x, 3, i), torch.zeros(3), ROWS)
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_numbers_that_change_are_held_to_what_a_dtype_holds(name):
+    for dtype, other in ((torch.float16, 2**31 + 5), (torch.uint8, 300)):
+        x = torch.zeros(3, dtype=dtype)
+        module = trace(FILLS[name], x, 7, ROWS, numbers=True)
+        assert hold_sizes(module) == (name != "pad") and not lower(module).kept  # tracing takes that one for a constant
+        module = trace(FILLS[name], x, 7, ROWS, numbers=True)
+        assert name == "pad" or lower(module).kept, "it may be any number"
+        torch._dynamo.reset()
+        compiled = torch.compile(FILLS[name], backend="regraft", dynamic=True)
+        for value in (3, 7, other):
+            if refuses(FILLS[name], x, value, ROWS):
+                with pytest.raises(RuntimeError, match="without overflow"):
+                    compiled(x.clone(), value, ROWS)
+            else:
+                assert torch.equal(compiled(x.clone(), value, ROWS), FILLS[name](x.clone(), value, ROWS))
 
 
 @pytest.mark.parametrize("function", [

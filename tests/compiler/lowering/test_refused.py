@@ -42,6 +42,20 @@ def test_indices_into_nothing_raise(function):
     assert str(ours.value) == str(eager.value)
 
 
+@pytest.mark.parametrize("function", [
+    lambda x: F.adaptive_avg_pool1d(x, 2), lambda x: F.adaptive_avg_pool2d(x, (2, 1)),
+    lambda x: F.adaptive_avg_pool3d(x[:, None], 2),
+    lambda x: torch.ops.aten.adaptive_max_pool2d(x, 2), lambda x: torch.ops.aten.adaptive_max_pool3d(x[None], 2),
+])  # fmt: skip
+def test_pools_of_nothing_raise(function):
+    x = ONES[..., :0]
+    with pytest.raises(RuntimeError):
+        function(x)
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match="non-zero size"):
+        torch.compile(function, backend="regraft", options={"strict": True})(x)
+
+
 INDEX = torch.tensor([0, 1])
 
 

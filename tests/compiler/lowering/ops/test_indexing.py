@@ -113,6 +113,28 @@ def test_out_of_range_raises(function, bad):
         run(module, lower(module), [x, wrong])
 
 
+OF_ONE = {
+    "all dims": lambda x: x[:1, :1].expand(4, 3), "rows": lambda x: x[:1].expand(4, 3), "none": lambda x: x[:1] * 2,
+    "transposed": lambda x: x[:1, :3].T.expand(3, 4).T, "a number": lambda x: torch.full((4, 3), 2.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_ONE)
+def test_out_of_range_raises_where_all_elements_are_one(name):
+    x, good = torch.randn(4, 3), torch.tensor([0])
+    lookups = (
+        lambda x, i: x[i], lambda x, i: x.index_select(0, i), lambda x, i: torch.nn.functional.embedding(i, x),
+        lambda x, i: torch.gather(x, 0, i[:, None]), lambda x, i: torch.take(x, i * 3), lambda x, i: x[:, i],
+    )  # fmt: skip
+    for look_up in lookups:
+        function = lambda x, i, look_up=look_up: look_up(OF_ONE[name](x), i)  # noqa: E731
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="regraft", options={"strict": True})
+        assert torch.equal(compiled(x, good), function(x, good))
+        with pytest.raises((IndexError, RuntimeError)):
+            compiled(x, torch.tensor([4]))
+
+
 @pytest.mark.parametrize("function", [lambda x, i: x.index_select(0, i), lambda x, i: torch.gather(x, 0, i[:, None])])
 def test_only_indexing_counts_from_the_end(function):
     x = torch.randn(4, 3)
