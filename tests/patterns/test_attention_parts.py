@@ -153,7 +153,7 @@ def test_matches(name: str, training: bool, dynamic: bool) -> None:
     assert_agrees(function, found.run, given)
 
 
-@one_row_in(3)
+@one_row_in(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_compiled(name: str) -> None:
     function, inputs, _ = PROGRAMS[name]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.attentions import SCALE, B, D, H, S, T, additive, attend, keeps, normal, qkv
 from support.rewriting import assert_agrees, compiled, rewritten, trained
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 INF = float("inf")
 
@@ -115,6 +115,7 @@ TABLE = ("softmax over rows", "softmax over heads", "softmax over the batch", "p
          "permuted differently, S == H")  # fmt: skip
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", TABLE)

@@ -11,7 +11,9 @@ from support.thorough import one_row_in, takes_turns
 
 @takes_turns("training")
 @pytest.mark.parametrize(
-    ("training", "dynamic"), [(False, False), (True, True)], ids=["inference-static", "training-dynamic"]
+    ("training", "dynamic"),
+    [(False, False), (True, False), (True, True)],
+    ids=["inference-static", "training-static", "training-dynamic"],
 )
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_matches(name: str, training: bool, dynamic: bool) -> None:
@@ -31,7 +33,7 @@ THROUGH_DYNAMO = (
 )  # fmt: skip
 
 
-@one_row_in(2)
+@one_row_in(4)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", THROUGH_DYNAMO)

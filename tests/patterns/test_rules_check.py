@@ -26,9 +26,15 @@ every_rule = pytest.mark.parametrize("rule", list(default_rules()), ids=lambda r
 
 @every_rule
 def test_default_rules_hold(rule: Any) -> None:
-    """Each of its candidates that a CPU can run; the command `regraft check` draws as many programs as one likes."""
+    """Each of its candidates that a CPU can run; the command `regraft check` draws as many programs as one likes.
+
+    Of the near misses, which the tests of each family hold as they are, one in three in short runs: here they have other
+    sizes too.
+    """
     usable = tuple(c for c in rule.candidates if c not in CUDA_KERNELS)
-    result = check(replace(rule, candidates=usable), examples=examples(2, 5))
+    matching, misses = ([s for s in rule.samples if bool(s.refused) == refused] for refused in (False, True))
+    tried = (*matching, *misses[:: examples(3, 1)])
+    result = check(replace(rule, candidates=usable, samples=tried), examples=examples(2, 5))
     assert result.ok, str(result)
 
 

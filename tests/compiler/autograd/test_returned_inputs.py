@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft  # noqa: F401 - the backend
 
@@ -48,6 +48,7 @@ def given(rows, trains):
     return [x.requires_grad_(trains), w.requires_grad_(trains), torch.randn(6), torch.randn(6)]
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("trains", [True, False])

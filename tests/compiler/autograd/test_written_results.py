@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch.nn import functional as F
 
 import regraft  # noqa: F401 - the backend
@@ -69,6 +69,7 @@ def trained(program, function):
     return results, torch.autograd.grad(results[0].sum() + results[0].square().sum(), given)
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -91,6 +92,7 @@ RESULTS = {
 }
 
 
+@one_row_in(2)
 @takes_turns("options")
 @pytest.mark.parametrize("options", [{}, {"cpp.wrapper": True}], ids=["python", "cpp"])
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -62,6 +62,7 @@ def test_sizes_that_the_program_states_are_compiled():
     assert _codes(stated, X, Y) == []
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     "program",
     [

@@ -173,7 +173,7 @@ DERIVATIVES = {
 }
 
 
-@one_row_in(2)
+@one_row_in(3)
 @takes_turns("gradients", "dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("gradients", [False, True])
@@ -190,7 +190,7 @@ def test_derivatives(name, gradients, dynamic):
     assert not found.fallbacks and not found.faults
 
 
-@one_row_in(2)
+@one_row_in(4)
 @pytest.mark.parametrize("name", [name for name in DERIVATIVES if name != "constants in constants"])
 def test_derivatives_where_gradients_are_disabled(name):
     """All but those of programs that enable them again."""
