@@ -28,8 +28,8 @@ every_rule = pytest.mark.parametrize("rule", list(default_rules()), ids=lambda r
 def test_default_rules_hold(rule: Any) -> None:
     """Each of its candidates that a CPU can run; the command `regraft check` draws as many programs as one likes.
 
-    Of the near misses, which the tests of each family hold as they are, one in three in short runs: here they have other
-    sizes too.
+    Of the near misses, which the tests of each family hold as they are, short runs have one in three: here they have
+    other sizes too.
     """
     usable = tuple(c for c in rule.candidates if c not in CUDA_KERNELS)
     matching, misses = ([s for s in rule.samples if bool(s.refused) == refused] for refused in (False, True))

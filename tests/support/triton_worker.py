@@ -163,7 +163,9 @@ def _patch() -> None:
     interpreter.interpreter_semantic.binary_op_sanitize_overflow_impl = lambda *args: None
     interpreter.ReduceOps.generic_reduce = _reduced
     interpreter.ScanOps.generic_scan = _scanned
+    interpreter._patch_attr = _patch_attr
     _make_types_once()
+    _leave_alike_operands()
 
 
 class _Shape(tl.tuple):
@@ -213,6 +215,36 @@ def _make_types_once() -> None:
     tl.tensor.__init__, tl.block_type.__init__ = tensor, block
 
 
+def _leave_alike_operands() -> None:
+    """Operands of one dtype and one shape are what operations take; Triton finds that out for a third of its time."""
+    semantic = type(interpreter.interpreter_semantic)
+    check = semantic.binary_op_type_checking_impl
+
+    def checked(self, lhs, rhs, allow_lhs_ptr=False, allow_rhs_ptr=False, arithmetic_check=True, div_or_mod=False):
+        if not div_or_mod and type(lhs) is tl.tensor and type(rhs) is tl.tensor and _alike(lhs, rhs):
+            return lhs, rhs
+        return check(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+    semantic.binary_op_type_checking_impl = checked
+
+
+def _alike(lhs, rhs):
+    if lhs.dtype is not rhs.dtype or type(lhs.dtype) is not tl.dtype:
+        return False
+    one, other = lhs.type, rhs.type
+    return one is other or (type(one) is type(other) is tl.block_type and one.shape is other.shape)
+
+
+def _patch_attr(holder, name, member, _builder, scope):
+    """The interpreter's, which makes a second dictionary at each call."""
+
+    def call(*args, **named):
+        named["_semantic"] = interpreter.interpreter_semantic
+        return member(*args, **named)
+
+    scope.set_attr(holder, name, call)
+
+
 def _patched_once(patch):
     """Triton's language becomes the interpreter's once; the interpreter does that anew at each call of a function."""
     done = set()
@@ -241,12 +273,14 @@ def _reduced(self, values):
 
 
 def _scanned(self, values):
-    """A scan with a function of ours, one element after the other of all rows at once."""
-    given = [np.moveaxis(value.handle.data, self.axis, 0) for value in values]
-    rows = [[part[:1] for part in given]]
-    for k in range(1, len(given[0])):
-        rows.append(_combined(self, rows[-1], [part[k : k + 1] for part in given], values))
-    parts = [np.moveaxis(np.concatenate(part), 0, self.axis) for part in zip(*rows, strict=True)]
+    """A scan with a function of ours: each element with what is so many before it, then twice as many, and so on."""
+    parts = [np.moveaxis(value.handle.data, self.axis, 0) for value in values]
+    apart = 1
+    while apart < len(parts[0]):
+        made = _combined(self, [np.roll(part, apart, 0) for part in parts], parts, values)  # blocks are powers of 2
+        parts = [np.concatenate([part[:apart], new[apart:]]) for part, new in zip(parts, made, strict=True)]
+        apart *= 2
+    parts = [np.moveaxis(part, 0, self.axis) for part in parts]
     return [self.to_tensor(x, value.dtype) for x, value in zip(parts, values, strict=True)]
 
 
