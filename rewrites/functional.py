@@ -30,12 +30,12 @@ from .unread import asks_shape_alone
 
 def is_simplified(graph: fx.Graph) -> bool:
     """Whether there is nothing for the functions below, or for `unread`, to do."""
-    return not any(_writes_self(n) or _is_inactive_dropout(n) or asks_shape_alone(n) for n in graph.nodes)
+    return not any(writes_self(n) or _is_inactive_dropout(n) or asks_shape_alone(n) for n in graph.nodes)
 
 
 def functionalize_temporaries(graph: fx.Graph) -> int:
     """Replace in-place calls on temporaries; returns how many. Metadata stays as it is."""
-    inplace = [n for n in graph.nodes if _writes_self(n)]
+    inplace = [n for n in graph.nodes if writes_self(n)]
     if not inplace:
         return 0
     position: dict[fx.Node, float] = {node: i for i, node in enumerate(graph.nodes)}
@@ -86,7 +86,7 @@ def _lay_out(graph: fx.Graph, moved: set[fx.Node]) -> None:
             moved.update(node.users)
 
 
-def _writes_self(node: fx.Node) -> bool:
+def writes_self(node: fx.Node) -> bool:
     """Whether a call writes to its first argument, and to nothing else, and returns it."""
     if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
         return False
@@ -116,7 +116,7 @@ def _keeps_history(node: fx.Node, aliases: list[list[fx.Node]], hidden: set[fx.N
 
 def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[list[fx.Node]]) -> bool:
     """`aliases`: for each storage of `node`, the nodes that share it, in order."""
-    target = _functional(node.target)
+    target = functional_form(node.target)
     if target is None or len(aliases) != 1 or not _is_temporary(node, position, aliases[0]):
         return False
     if target in _UNDERIVED_DRAWS and wants_gradient(node.args[0]) and not _is_empty(node, position, aliases[0]):  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ _WITH_HOOKS = ("register_hook", "autograd_function_apply")  # what Dynamo makes 
 _UNDERIVED_DRAWS = (torch.ops.aten.bernoulli.p,)  # likewise; these stay in place only where a gradient flows
 
 
-def _functional(inplace: Any) -> Any | None:
+def functional_form(inplace: Any) -> Any | None:
     """``aten.div`` for ``aten.div_``, with the same overload and parameters."""
     name = compat.schema(inplace).name.split("::")[-1]
     if not name.endswith("_") or name in _UNDERIVED:

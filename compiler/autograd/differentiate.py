@@ -27,6 +27,7 @@ from .eager_strides import corrected
 from .late_numbers import ask_nothing
 from .returned_inputs import without_returned_inputs
 from .whole_resampling import keep_whole, of_symbolic_sizes
+from .written_layouts import write_as_it_lies
 
 GraphKind = Literal["inference", "forward", "backward"]
 CompileGraph = Callable[[fx.GraphModule, Sequence[Any], GraphKind], Callable[[list[Any]], Any]]
@@ -103,6 +104,7 @@ def _prepare_program(graph_module: fx.GraphModule, example_inputs: Sequence[Any]
     spell_circular_padding(graph_module)
     lay_out_branch_gradients(graph_module, example_inputs)
     compute_as_eager(graph_module)
+    write_as_it_lies(graph_module)
     if torch.is_grad_enabled():
         ask_nothing(graph_module)
     _pack_rules(graph_module)
