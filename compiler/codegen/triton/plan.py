@@ -369,17 +369,19 @@ def _is_contiguous_along(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], b
     """Whether memory is contiguous along the loops of programs rather than along the inner loops.
 
     If each element is loaded once, one access that is contiguous along the loops of programs is enough: a tile is long
-    in both directions, so that accesses along either touch whole sectors.
+    in both directions, so that accesses along either touch whole sectors. Otherwise longer inner loops count more:
+
+        for c: fold (for i < 16: update with x[i + 16 * (c // 16)]); for j < 1024: y[c + 512 * j] = ...      along c
     """
     if not loops:
         return False
     dependence, inside, outside = Dependence(), 0, 0
-    last = {leaf[-1] for leaf in inner}
+    elements = {leaf[-1]: power_of(extent_of(leaf)) for leaf in inner if leaf}
     for access in accesses(body):
-        if access.inner not in last or not {access.inner, loops[-1]} <= dependence.of(access.offset):
+        if access.inner not in elements or not {access.inner, loops[-1]} <= dependence.of(access.offset):
             continue
-        inside += dependence.stride(access.offset, access.inner, _LANES) == 1
-        outside += dependence.stride(access.offset, loops[-1], _LANES) == 1
+        inside += elements[access.inner] * (dependence.stride(access.offset, access.inner, _LANES) == 1)
+        outside += elements[access.inner] * (dependence.stride(access.offset, loops[-1], _LANES) == 1)
     return outside > inside or (outside > 0 and len(inner) == 1)
 
 

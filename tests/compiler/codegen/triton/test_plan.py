@@ -291,6 +291,15 @@ def test_rows_that_are_gone_through_twice_stay_rows():
     assert made.blocks.column_block == 256
 
 
+def test_where_most_elements_are_decides_along_what_memory_is_contiguous():
+    """A group norm of channels last by sums of its channels: 16 of them lie side by side, 1024 positions do not."""
+    x = R(8, 512, 32, 32).to(memory_format=torch.channels_last)
+    last = kernels(lambda x, w, b: F.silu(F.group_norm(x, 32, w, b)), x, R(512), R(512))[-1]
+    (made,) = launches(last.body)
+    assert "Fold" in str(last.body)
+    assert made.blocks.row_block >= 8  # channels of a program
+
+
 def test_nor_are_indices_that_rows_are_gathered_by():
     table, ids = R(5000, 768), torch.randint(0, 5000, (2048,))
     assert sizes(launch(lambda w, i: F.layer_norm(F.embedding(i, w), (768,)), table, ids).blocks) == (1, 1024, 4)
