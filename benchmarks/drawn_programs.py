@@ -123,13 +123,13 @@ F.pad({x}, (3, 1), mode="circular")
 torch.cat([{x}, {x}.flip({d})], {e})
 {x}.diagonal(0, {d}, {e})
 {x}.tril()
-F.pixel_shuffle({x}, 2)
+F.pixel_shuffle({x}.unflatten(-3, (-1, 4)).flatten(-4, -3), 2)
 F.pixel_unshuffle({x}, 2)
 F.channel_shuffle({x}, 4)
 {x}.unsqueeze(-1) * {x}.unsqueeze(-2)
 {x}.unsqueeze(1) - {x}.unsqueeze(0)
-torch.complex({x}, {y}).abs()
-torch.view_as_real(torch.complex({x}, {y})).sum(-1)
+torch.complex({x}.float(), {y}.float()).abs()
+torch.view_as_real(torch.complex({x}.float(), {y}.float())).sum(-1)
 """
 PLACES = """
 {x}[{i} % {x}.shape[0]]
@@ -164,7 +164,7 @@ PRODUCTS = """
 {x} @ {y}
 F.linear({x}, {x}.flatten(0, -2)[:64])
 torch.einsum("...i,...i->...", {x}, {y})
-torch.cdist({x}[..., :16], {x}[..., :16])
+torch.cdist({x}[..., :16].float(), {x}[..., :16].float())
 F.cosine_similarity({x}, {y}, dim={d})
 """
 GROUPS = [(POINTWISE, 34), (FOLDS, 26), (VIEWS, 26), (PLACES, 6), (WINDOWS, 5), (PRODUCTS, 2)]

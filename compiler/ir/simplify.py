@@ -3,6 +3,7 @@
     cast(cast(b, int64), float32)           ->  cast(b, float32)     b bool: nothing was lost in between
     x * 1.0,  x - 0.0,  x + -0.0            ->  x                    but not x + 0.0, which turns -0.0 into 0.0
     x / 8.0                                 ->  x * 0.125            the same number, rounded once
+    x % 8.0                                 ->  x - floor(x * 0.125) * 8.0, with the signs of its zeros
     where(True, x, y)                       ->  x
     (i < 8) where i is below 8              ->  True                 decided by ranges
     position(i) + 3                         ->  position(i + 3)      integers of indices become indices
@@ -222,18 +223,47 @@ def _binary(value: Op) -> Value:
     for constant in (left, right):
         if _is(constant, _ABSORBING.get(value.name)) and constant.dtype == value.dtype:
             return constant
-    return _scaled(value) if value.name == "div" else value
+    if value.name in ("div", *_RESTS) and _is_power_of_two(right) and value.dtype.is_floating_point:
+        return _scaled(value) if value.name == "div" else _rest(value)
+    return value
+
+
+def _is_power_of_two(value: Value) -> bool:
+    """Whether a value is a power of two, or the negative of one, that quotients are products by the reciprocal of."""
+    if not isinstance(value, Const) or type(value.number) is not float:
+        return False
+    mantissa, exponent = math.frexp(value.number)
+    return abs(mantissa) == 0.5 and abs(exponent) <= _EXPONENTS
 
 
 def _scaled(value: Op) -> Value:
     """A quotient by a power of two as a product, which is the same number rounded once."""
     left, right = value.args
-    if not isinstance(right, Const) or type(right.number) is not float or not value.dtype.is_floating_point:
-        return value
-    mantissa, exponent = math.frexp(right.number)
-    if abs(mantissa) != 0.5 or abs(exponent) > _EXPONENTS:
-        return value
+    assert isinstance(right, Const)
     return _operation(Op("mul", (left, Const(1 / right.number, right.dtype)), value.dtype))
+
+
+_RESTS = {"remainder": "floor", "fmod": "trunc"}  # how the quotient is rounded that leaves a rest
+
+
+def _rest(value: Op) -> Value:
+    """The rest of a division by a power of two from 1 on, rounded once, as `fmod` and a sum would round it.
+
+    A quotient below the smallest number may be 0: a rest is then the dividend, which is moved if it is negative.
+    """
+    left, right = value.args
+    if left.dtype != value.dtype or right.dtype != value.dtype or right.number < 1:  # type: ignore[attr-defined]
+        return value
+    zero, reciprocal = Const(0.0, value.dtype), Const(1 / right.number, value.dtype)  # type: ignore[attr-defined]
+
+    def made(name: str, *args: Value, dtype: torch.dtype = value.dtype) -> Value:
+        return Op(name, args, dtype)
+
+    whole = made(_RESTS[value.name], made("mul", left, reciprocal))
+    rest = made("sub", left, made("mul", whole, right))
+    if value.name == "remainder":
+        rest = made("where", made("lt", rest, zero, dtype=torch.bool), made("add", rest, right), rest)
+    return made("where", made("eq", rest, zero, dtype=torch.bool), made("mul", left, zero), rest)
 
 
 def _is(value: Value, wanted: _Neutral | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -152,6 +153,33 @@ def taken_along(node: fx.Node, edit: Editor) -> fx.Node | None:
     return edit.call(aten.gather.default, x, dim, index)
 
 
+@respelling("aten.gather", "aten.index", "aten.index_select")
+def in_order(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """gather(x, 1, getitem(sort(x, 1), 1)), of vectors also x[getitem(sort(x), 1)]  ->  getitem(sort(x, 1), 0)."""
+    values = arguments(node)
+    x, dim = values["self"], values.get("dim", 0)
+    index = values["indices"] if op_name(node) == "aten.index" else values["index"]
+    index = index[0] if isinstance(index, (list, tuple)) and len(index) == 1 else index
+    if not (is_tensor(x) and is_tensor(index)) or not (op_name(node) == "aten.gather" or rank(x) == 1):
+        return None
+    made = _sort_that_gives(node, index, edit)
+    if made is None or made.args[0] is not x or arguments(made)["dim"] % max(rank(x), 1) != dim % max(rank(x), 1):
+        return None
+    return edit.call(operator.getitem, made, 0)
+
+
+_SORTS = {aten.argsort.default: aten.sort.default, aten.argsort.stable: aten.sort.stable}
+
+
+def _sort_that_gives(node: fx.Node, places: fx.Node, edit: Editor) -> fx.Node | None:
+    """The call of `sort` whose second result these places are; made of one of `argsort`."""
+    if sees(node, places, "aten.argsort"):
+        return edit.call(_SORTS[places.target], *places.args, **places.kwargs)
+    if sees(node, places, "getitem") and places.args[1] == 1 and sees(node, places.args[0], "aten.sort"):
+        return places.args[0]  # type: ignore[return-value]
+    return None
+
+
 @respelling("aten.dot", "aten.vdot", "aten.inner")
 def product_of_vectors(node: fx.Node, edit: Editor) -> fx.Node | None:
     """dot(a, b), vdot(a, b), inner(a, b)  ->  matmul(a, b), for real vectors."""
@@ -211,6 +239,6 @@ def whole_of_view(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 CALL_FORMS: tuple[Respelling, ...] = (
     window_by_default, padded_by_zeros, usual_correction, whole_numbers, padding_by_name, floor_division, larger_of_two,
-    product_with_itself, stacked, flipped, outer_product, taken_along, product_of_vectors, gated_half, pooled_to_one,
-    broadcast_together, whole_of_view,
+    product_with_itself, stacked, flipped, outer_product, taken_along, in_order, product_of_vectors, gated_half,
+    pooled_to_one, broadcast_together, whole_of_view,
 )  # fmt: skip

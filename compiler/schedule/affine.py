@@ -100,6 +100,7 @@ def separate(a: Number, b: Number, var: Var, fixed: frozenset[Var]) -> bool:
         separate(768*i + j, 768*i + k, i, {})  where j, k < 768    ->  True
         separate(768*i + j, 768*i + k, j, {i})                     ->  False: k is free
         separate(768*i + j, 768*i + k + 256, j, {i})  where j, k < 256     ->  True: they never meet
+        separate(64*i + j, 64*i + k + 32, j, {})      where j, k < 32      ->  True: their rests differ
     """
     (a, b), (var, *rest) = assuming_iterations((a, b), (var, *fixed))
     if _separate(a, b, var, frozenset(rest)):
@@ -172,10 +173,13 @@ def never_meet(a: Number, b: Number) -> bool:
         return False
     reaches = _reaches(left, right)
     apart = add(_shift(digits(a).constant, left), mul(_shift(digits(b).constant, right), -1))
-    if reaches is None:
-        return False
+    return reaches is not None and _are_always_apart(reaches, apart)
+
+
+def _are_always_apart(reaches: dict[Number, tuple[Number, Number]], apart: Number) -> bool:
+    """Whether offsets that begin `apart` never meet, whatever their digits are."""
     known = _are_numbers(reaches, apart)
-    return _are_beyond(reaches, apart, 0) or (known and any(_are_between(step, reaches, apart) for step in reaches))
+    return _are_beyond(reaches, apart) or (known and any(_are_between(step, reaches, apart) for step in reaches))
 
 
 def _are_numbers(reaches: dict[Number, tuple[Number, Number]], apart: Number) -> bool:
@@ -252,16 +256,22 @@ def _outweighs(stride: Number, var: Var, reaches: dict[Number, tuple[Number, Num
 
 
 def _never_meet(stride: Number, var: Var, reaches: dict[Number, tuple[Number, Number]], apart: Number) -> bool:
-    """Whether accesses begin further apart than all free digits, and `var`, reach: as pieces of a concatenation do."""
-    sign = _sign(stride)
+    """Whether accesses never meet whatever the free digits and `var` are: as pieces of a concatenation or a stack.
+
+    2304*k + j  and  2304*k + j + 12, j < 12
+    """
+    sign, own = _sign(stride), add(var.extent, -1)
     if sign == 0:
         return False
-    return _are_beyond(reaches, apart, mul(mul(stride, sign), add(var.extent, -1)))
+    step = mul(stride, sign)
+    below, above = reaches.get(step, (0, 0))
+    return _are_always_apart({**reaches, step: (add(below, own), add(above, own))}, apart)
 
 
-def _are_beyond(reaches: dict[Number, tuple[Number, Number]], apart: Number, own: Number) -> bool:
-    """Whether offsets that begin `apart` never meet: their digits, and `own` either way, do not reach so far."""
-    below, above = own, own
+def _are_beyond(reaches: dict[Number, tuple[Number, Number]], apart: Number) -> bool:
+    """Whether digits of offsets that begin `apart` do not reach so far."""
+    below: Number = 0
+    above: Number = 0
     for step, (down, up) in reaches.items():
         below, above = add(below, mul(step, down)), add(above, mul(step, up))
     return less(below, apart) or less(above, mul(apart, -1))

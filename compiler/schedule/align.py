@@ -3,12 +3,15 @@
     writer  t[768*a0 + a1], a0 < 256, a1 < 768
     reader  t[a2],          a2 < 196608           ->   a2 split into 256 and 768, then a2' = a0, a2" = a1
 
-Strides tell more than positions: permuted, collapsed and split loops over the same memory all align.
+Strides tell more than positions: permuted, collapsed and split loops over the same memory all align. Loops that do not
+occur in the buffer are the same where both groups have as many of them, of the same lengths, in order:
+
+    u[768*a0 + a1] = f(x[a1]),  v[768*a2 + a3] = g(x[a3])      a1 = a3 by x, then a0 = a2
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +50,7 @@ def alignments(a: Group, b: Group, buffers: list[str], axes: Axes) -> Iterator[A
         if left is not None and right is not None:
             match = matched(digits(left.offset), digits(right.offset), axes)
             if match.pairs:
+                _match_others(match, a.chain, b.chain)
                 matches.append(match)
     for match in sorted(matches, key=lambda m: -guess(extent_of(x for x, _ in m.pairs))):
         yield _applied(a, b, match)
@@ -74,6 +78,17 @@ def matched(a: Offset, b: Offset, axes: Axes) -> _Match:
         else:
             _cut(match, left, right, axes)
     return match
+
+
+def _match_others(match: _Match, a: Sequence[Var], b: Sequence[Var]) -> None:
+    """Pair the loops of chains that the buffer says nothing of."""
+    known = {v for pair in match.pairs for v in pair}
+    left, right = (
+        [v for v in chain if v not in known and v not in pieces]
+        for chain, pieces in zip((a, b), match.pieces, strict=True)
+    )
+    if [v.extent for v in left] == [v.extent for v in right]:
+        match.pairs.extend(zip(left, right, strict=True))
 
 
 def _steps(offset: Offset) -> list[tuple[Any, Var]]:

@@ -24,6 +24,7 @@ MAX_MEMBERS = 128
 _LANES = 16  # fewest contiguous results that justify a kernel of their own
 _NEIGHBOURS = 8  # fewest columns side by side that programs should process together
 MAX_BUFFERS = 128
+_SCANNED = 8  # neighbours that a program scans side by side, at least
 _FEWER = 8  # programs of short work may be fewer than multiprocessors by this factor
 _SHORT = 1 << 20  # iterations that take no longer than a launch
 _STEPS = 1 << 13  # iterations of one program that take no longer
@@ -169,11 +170,13 @@ def _folds_parts(found: Fusion) -> bool:
 def _are_enough(columns: int, members: Iterable[Member], target: Target) -> bool:
     """Whether programs that process this many columns together keep a GPU busy: scans have fewer in a program.
 
+    A scan has those of a sector of memory: programs of fewer would move the same sectors again.
+
     One program of few columns for each multiprocessor is enough where the other choice is to read what is folded once
     more, and fewer are where all of it, and what one program does, take no longer than a second launch.
     """
     members = list(members)
-    of_a_program = 1 if all(m.part != "fold" for m in members) else NARROWEST
+    of_a_program = _SCANNED if all(m.part != "fold" for m in members) else NARROWEST
     least, work = target.busy // 2 * of_a_program, work_of(members)
     short = work <= _SHORT and work * of_a_program <= _STEPS * columns
     return columns >= (least // _FEWER if short else least)

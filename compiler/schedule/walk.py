@@ -26,7 +26,7 @@ _STEP = 1 << 19  # bytes moved in the time of a step that loads, and joins lanes
 
 def walks(trees: Sequence[Tree]) -> bool:
     """Whether programs go through iterations of a loop that holds other loops, one after the other."""
-    return any(not nest.parallel and _holds_more(nest) for path, _ in leaves(trees) for nest in path)
+    return any(_is_walked(path, k) for path, _ in leaves(trees) for k in range(len(path)))
 
 
 def time_of(trees: Sequence[Tree], weights: Mapping[str, int], target: Target) -> int:
@@ -54,8 +54,8 @@ def time_of(trees: Sequence[Tree], weights: Mapping[str, int], target: Target) -
 def _steps(path: Sequence[Nest]) -> int:
     """The iterations that a program goes through one after the other for a member."""
     steps = 1
-    for nest in path:
-        if not nest.parallel and _holds_more(nest):
+    for k, nest in enumerate(path):
+        if _is_walked(path, k):
             steps *= guess(nest.axis.extent)
     return steps if steps > 1 else 0
 
@@ -67,7 +67,7 @@ def _lanes(path: Sequence[Nest], resident: int) -> int:
         if nest.parallel:
             count = mul(count, nest.axis.extent)
     programs = guess(count)
-    if any(not nest.parallel and _holds_more(nest) for nest in path):
+    if any(_is_walked(path, k) for k in range(len(path))):
         programs = min(programs, resident)
     return programs * guess(_together(path))
 
@@ -75,11 +75,19 @@ def _lanes(path: Sequence[Nest], resident: int) -> int:
 def _together(path: Sequence[Nest]) -> Any:
     """The iterations of a member that one program has as lanes: of loops inside that hold no others."""
     count: Any = 1
-    for nest in reversed(path):
-        if nest.parallel or _holds_more(nest):
+    for k, nest in reversed(list(enumerate(path))):
+        if nest.parallel or _is_walked(path, k):
             break
         count = mul(count, nest.axis.extent)
     return count
+
+
+def _is_walked(path: Sequence[Nest], k: int) -> bool:
+    """Whether programs go through a loop step by step: it holds a fold or scan, or several things one after the other.
+
+    for i parallel: for j < 19712: scan k < 8 of x[i, k, j]       lanes go along k alone
+    """
+    return not path[k].parallel and (_holds_more(path[k]) or any(nest.folds for nest in path[k + 1 :]))
 
 
 def _holds_more(nest: Nest) -> bool:

@@ -55,6 +55,7 @@ class Columns:
         moments: whether moments are folded.
         costly: whether an element takes longer than one load and one operation.
         narrow: whether lanes load single elements, since those of another column begin anywhere.
+        stored: whether elements are stored while they are folded: no load overtakes a store before it.
     """
 
     total: Any
@@ -64,6 +65,7 @@ class Columns:
     moments: bool
     costly: bool
     narrow: bool = False
+    stored: bool = False
 
 
 Block = tuple[int, int, int]  # rows, columns, warps
@@ -76,7 +78,7 @@ def column_blocks(columns: Columns, memory: Memory) -> list[Block]:
 
 def _alone(columns: Columns, memory: Memory) -> list[Block]:
     """A block whose lanes fold their rows alone; nothing if rows are long, or would be too few programs."""
-    if columns.longest <= VECTOR:
+    if columns.longest <= VECTOR and not columns.stored:
         rows, block, each = unrolled(columns.total, memory)
         return [(rows, block, warps_of(rows * block, each))]
     busy = columns.longest <= _FEW and programs_of(columns.total, POINTWISE) >= memory.programs

@@ -344,12 +344,14 @@ class BodyWriter:
         if block == 1 and isinstance(extent, int):
             steps = f"tl.static_range({extent})"
         with self._out.block(f"for {first} in {steps}"):
-            self._barrier(body)
+            if scan:
+                self._barrier(body)
             self._one_block(loops, body, (first, block, whole), _Accumulators(lanes, f"({first} // {block} + 1)"))
         self._values.perhaps(before, whole)
         if whole != extent:  # the other blocks need no mask, which would make accesses narrow
             self._forget_memory(stored_buffers(body))
-            self._barrier(body)
+            if scan:
+                self._barrier(body)
             with self._out.apart():
                 last = _Accumulators(lanes, whole // block + 1)
                 self._one_block(loops, body, (str(whole), block, extent), last)

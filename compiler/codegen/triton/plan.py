@@ -34,7 +34,7 @@ from ...ir.index import index as ix
 from ...ir.index.index import Var, mul
 from ...ir.kernel import Fold, Kernel, Loop, Statement, Update
 from ...ir.value import Result
-from ...schedule.affine import never_meet
+from ...schedule.affine import never_meet, proportional
 from ...schedule.target import HOPPER
 from .blocks import (
     POINTWISE,
@@ -126,17 +126,33 @@ def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memo
     if across is None:
         loaded = _loaded(body, (loops[:-1], loops[-1:]), memory.bytes_of)
         return along(loops, body, 0 < sum(loaded) <= _NARROW_BYTES, memory)
+    line = _line(loops, across, body)
     rows, columns = (
-        fitting(n, var.extent, n, memory.programs) for n, var in zip(_TILE, (across, loops[-1]), strict=True)
+        fitting(n, extent, n, memory.programs)
+        for n, extent in zip(_TILE, (across.extent, extent_of(line)), strict=True)
     )
     if rows * columns <= _SMALL_TILE and len(loops) > 2:
         return _thin(loops, across, columns, body, memory)
     if programs_of(extent_of(loops), rows * columns) < memory.programs:
         rows, columns = min(rows, _TILE[0] // 2), min(columns, _TILE[1] // 2)
-    outer = tuple(v for v in loops if v is not across and v is not loops[-1])
+    outer = tuple(v for v in loops if v is not across and v not in line)
     tiles = [(rows, columns), (rows // 2, columns // 2), (rows // 2, columns), (rows, columns // 2)]
-    made = [Blocks((across,), (loops[-1],), r, c, warps_of(r * c, 2)) for r, c in tiles if r and c]
+    made = [Blocks((across,), line, r, c, warps_of(r * c, 2)) for r, c in tiles if r and c]
     return Launch(outer, made[0], body, tuple(made[1:]))
+
+
+def _line(loops: tuple[Var, ...], across: Var, body: tuple[Statement, ...]) -> tuple[Var, ...]:
+    """The innermost loops along which a tile of a transposition stores: several where each is short.
+
+    y[591*k + 3*j + i] = x[403456*i + 2048*j + k], i < 3, j < 197      along j and i: 64 of 591 elements side by side
+    """
+    stored, line = [a.offset for a in accesses(body) if a.stored], loops[-1:]
+    for var in reversed(loops[:-1]):
+        together = var is not across and all(proportional(offset, var, line[0]) for offset in stored)
+        if not together or power_of(extent_of(line)) >= _TILE[1]:
+            break
+        line = (var, *line)
+    return line
 
 
 def _thin(loops: tuple[Var, ...], across: Var, columns: int, body: tuple[Statement, ...], memory: Memory) -> Launch:
@@ -207,7 +223,8 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memor
         loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), memory.bytes_of)
         costly = len(loaded) > 1 or not _folds_all(body, _PLAIN) or not is_short(body)
         moments, narrow = _folds(body, _MOMENTS), begin_anywhere(inner, body)
-        columns = Columns(total, longest, max(loaded, default=4), len(inner) > 1, moments, costly, narrow)
+        stored = any(a.stored and any(a.inner in leaf for leaf in inner) for a in accesses(body))
+        columns = Columns(total, longest, max(loaded, default=4), len(inner) > 1, moments, costly, narrow, stored)
         return _with_blocks(loops, body, longest, column_blocks(columns, memory))
     return _rows(loops, inner, body, longest, memory)
 
@@ -257,6 +274,8 @@ def _are_windows(loops: tuple[Var, ...], inner: Sequence[tuple[Var, ...]], body:
     if not loops or any(power_of(leaf[-1].extent) > few for leaf in inner if leaf):
         return False
     of = {leaf[-1]: extent_of(leaf) for leaf in inner if leaf}
+    if any(a.stored and a.inner in of and dependence.stride(a.offset, a.inner, _LANES) == 1 for a in accesses(body)):
+        return False  # lanes side by side store whole sectors
     strides = [(dependence.stride(a.offset, loops[-1], _LANES), of[a.inner]) for a in accesses(body) if a.inner in of]
     return not any(step == extent == power_of(extent) for step, extent in strides)
 
@@ -298,10 +317,11 @@ def _pairing(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, 
 def _scanning(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, memory: Memory) -> Launch:
     """Scans across rows of memory: as few columns as memory moves together, or fewer if there are few programs.
 
-    In a scan by Triton, each element is joined with one partial result of each warp: hence few warps.
+    In a scan by Triton, each element is joined with one partial result of each warp: hence few warps. Short ones are
+    so many that a program has as many elements as one without scans.
     """
     least = min(memory.bytes_of.values(), default=4)
-    rows = min(max(1, _SECTOR // least), power_of(extent_of(loops)))
+    rows = min(max(1, _SECTOR // least, POINTWISE // longest), power_of(extent_of(loops)))
     while rows > 1 and programs_of(extent_of(loops), rows) < memory.programs // 2:
         rows //= 2
     programs = programs_of(extent_of(loops), rows)

@@ -64,7 +64,8 @@ class Capture:
         # In a backward an address is not all that is known of a parameter.
         varying = (*buffers, *read.chained, *(k for k in read.addresses if read.kept and k not in read.kept))
         self._checks = Checks(given, read.all, varying)
-        self._graph, self._buffers = graph, {k: flat(buffer) for k, buffer in buffers.items()}
+        self._graph, self._buffers = graph, list(buffers)
+        self._targets = [flat(buffer) for buffer in buffers.values()]
         places = {id(x): k for k, x in enumerate(given) if isinstance(x, torch.Tensor) and k not in read.kept}
         inputs = [places.get(id(result)) for result in results]
         # What looks at a parameter is given as it is, as without a capture.
@@ -123,8 +124,7 @@ class Capture:
 
     def replay(self, args: list[Any]) -> tuple[Any, ...]:
         """Run on these inputs; empties the list."""
-        for position, buffer in self._buffers.items():
-            buffer.copy_(flat(args[position]))
+        torch_memory.copy_all(self._targets, [flat(args[k]) for k in self._buffers])
         self._graph.replay()
         results = self._results.copy()
         for k, at in self._inputs:

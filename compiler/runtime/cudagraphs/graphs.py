@@ -6,8 +6,9 @@
 
 Parameters and buffers (and what a forward kept for its backward) are read where they are: they are known by address,
 and each set of addresses has captures of its own (`places`): one graph may be that of every layer.
-All other inputs are copied into memory that the capture reads, one copy each; but results of other captures, which lie
-at the same place in every step, are read there, and large results of other graphs once they have been seen there twice.
+All other inputs are copied into memory that the capture reads, small ones in one launch; but results of other captures,
+which lie at the same place in every step, are read there, and large results of other graphs once they have been seen
+there twice.
 
 Results are safe: no later call changes what the program still holds. Large results, gradients and what a forward keeps
 for its backward are given out as they are, in the capture's memory, and as long as any of it lives, that capture is not

@@ -117,6 +117,27 @@ def test_what_is_loaded_from_16_bits_is_rounded_already():
     assert simplify(op("round_bfloat16", X), {"x": torch.float16}) is not X
 
 
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("name", ["remainder", "fmod"])
+def test_rests_of_powers_of_two_keep_every_bit(name, dtype):
+    tiny, most = torch.finfo(dtype).smallest_normal, torch.finfo(dtype).max
+    given = [0.0, -0.0, 0.3, -0.3, 7.9, -7.9, 8.0, -8.0, 1e9, -1e9, 16.0, -16.5, tiny, -tiny, tiny / 8, -tiny / 8]
+    given += [most, -most, float("inf"), -float("inf"), float("nan"), 2.0**24 + 2, -(2.0**24) - 2, 2.0**60]
+    x = torch.cat([torch.tensor(given, dtype=dtype), torch.randn(976, dtype=dtype) * 100])
+    k = Var("k", 1000)
+    loaded = Load("x", (k.index(),), dtype)
+    for divisor in (1.0, 8.0, 2.0**60):
+        made = simplify(op(name, loaded, c(divisor, dtype)))
+        assert name not in str(made)
+        found = Evaluator({"x": x}, {k: torch.arange(1000)}, {}, {}).value(made)
+        expected = getattr(torch, name)(x, divisor)
+        assert torch.equal(torch.isnan(found), torch.isnan(expected))
+        known = ~torch.isnan(expected)
+        assert torch.equal(bits(found[known]), bits(expected[known]))
+    for divisor in (3.0, 0.5, -8.0, 0.0):
+        assert name in str(simplify(op(name, loaded, c(divisor, dtype))))
+
+
 def test_sizes_decide_comparisons():
     size = Size("s", 2, None).index()
     assert simplify(op("gt", position(size), c(1, I64), dtype=BOOL)) is c(True, BOOL)

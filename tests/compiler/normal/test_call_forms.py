@@ -41,6 +41,11 @@ PAIRS: dict[str, tuple[Any, Any, tuple[torch.Tensor, ...]]] = {
     "left to right": (lambda x: torch.fliplr(x), lambda x: x.flip(1), (X,)),
     "outer": (lambda a, b: torch.outer(a, b), lambda a, b: a[:, None] * b[None, :], (VECTOR, OTHER)),
     "taken": (lambda x, i: x.gather(1, i), lambda x, i: torch.take_along_dim(x, i, 1), (X, INDEX)),
+    "in order": (lambda x: x.sort(1)[0], lambda x: x.gather(1, x.argsort(1)), (X,)),
+    "in descending order": (
+        lambda x: x.sort(-1, True)[0], lambda x: torch.take_along_dim(x, x.sort(-1, True)[1], 1), (X,)
+    ),
+    "vector in order": (lambda x: x.sort()[0], lambda x: x[x.argsort()], (VECTOR,)),
     "dot": (lambda a, b: a @ b, lambda a, b: torch.dot(a, b), (VECTOR, OTHER)),
     "inner": (lambda a, b: a @ b, lambda a, b: torch.inner(a, b), (VECTOR, OTHER)),
     "glu": (lambda x: F.glu(x, -1), lambda x: (lambda a, b: a * b.sigmoid())(*x.chunk(2, -1)), (X,)),

@@ -56,6 +56,9 @@ def test_what_is_read_from_memory_is_opaque():
     (5, 5, VI, NONE, False),
     (i // 2 + 16 * j, i // 2 + 16 * j, VJ, NONE, True),
     (i // 2 + 16 * j, i // 2 + 16 * j, VI, {VJ}, False),
+    (32 * i + j, 32 * i + j + 16, VJ, NONE, True),  # parts of a stack, whatever i is in each
+    (31 * i + j, 31 * i + j + 16, VJ, NONE, False),
+    (32 * i + j, 32 * i + j + 17, VJ, NONE, False),
 ])  # fmt: skip
 def test_separate(a, b, var, fixed, expected):
     assert separate(a, b, var, frozenset(fixed)) is expected

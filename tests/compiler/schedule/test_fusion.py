@@ -6,11 +6,13 @@ import json
 
 import pytest
 import torch
+from support.lowering import trace
 from support.schedules import Builder, assert_same, layer_norm, op, softmax
 
 from regraft.compiler.ir.index.index import Size
 from regraft.compiler.ir.printer import kernel_text
-from regraft.compiler.schedule import fusion, schedule, score_fusion
+from regraft.compiler.lowering import lower
+from regraft.compiler.schedule import GPU, fusion, schedule, score_fusion
 from regraft.compiler.schedule.flat_access import flatten
 from regraft.compiler.schedule.groups import Axes, Group, members_of
 from regraft.compiler.schedule.profit import bytes_of, guess
@@ -34,6 +36,33 @@ def test_the_score_is_the_traffic_saved():
     assert score(frozenset({0, 1}), frozenset()) == 3 * size  # t neither written nor read, x read once
     assert score(frozenset({0, 1}), frozenset("t")) == 2 * size
     assert score(frozenset({0, 1, 2}), frozenset()) == 2 * size
+
+
+def test_loops_that_what_is_shared_says_nothing_of_are_the_same_if_they_are_alike():
+    """y and z of 2 times x: the loop over 2 occurs in neither read of x."""
+
+    def program(columns):
+        b = Builder()
+        x = b.given("x", (columns,))
+        y = b.map("y", (2, columns), lambda i: op("exp", x.at(i[1:])))
+        z = b.map("z", (2, columns), lambda i: op("neg", x.at(i[1:])))
+        return b.program(y, z)
+
+    assert len(schedule(program(1 << 20), target=GPU).kernels) == 1
+    assert_same(program(64), target=GPU)
+
+
+def test_pieces_of_a_stack_share_the_loops_of_a_fold():
+    """Both halves of a stack in the middle, and a product of columns: one loop over columns for all three."""
+
+    def program(x):
+        return torch.stack([x, x * 2], 2), x.prod(0)
+
+    x = torch.randn(128, 96, 12)
+    (kernel,) = schedule(lower(trace(program, x), strict=True).program, target=GPU).kernels
+    (outer,) = kernel.body
+    (inner,) = outer.body
+    assert (outer.var.extent, inner.var.extent) == (96, 12) and outer.parallel and inner.parallel
 
 
 def test_reading_a_small_buffer_together_is_no_reason():

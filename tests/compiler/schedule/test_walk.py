@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from support.lowering import trace
 from support.schedules import SMALL_GPU, Builder, assert_same, op
 
+from regraft.compiler.ir.kernel import Loop
+from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import CPU, GPU, schedule
 
 NARROW, WIDE, MANY = (1536, 49, 32), (1536, 49, 512), (1 << 15, 49, 32)
@@ -46,6 +50,22 @@ def test_many_folds_one_after_the_other_take_longer_than_a_launch_however_little
     found = schedule(sums_then_their_share(256, columns, 128), target=GPU)
     assert len(found.kernels) == kernels
     assert ("walk" in found.log.refusals) == (kernels == 2)
+
+
+def test_scans_are_no_lanes_of_the_loops_around_them():
+    """y = the largest so far along 8; z = x turned: both could share images, and scan their columns one by one."""
+
+    def program(x):
+        return x.cummax(1)[0], torch.cat([x, x.flip(1)], 2)
+
+    x = torch.randn(8, 8, 77, 256)
+    (kernel,) = schedule(lower(trace(program, x), strict=True).program, target=GPU).kernels
+    (loop,) = kernel.body
+    parallel = []
+    while isinstance(loop, Loop) and loop.parallel:
+        parallel.append(loop.var.extent)
+        loop = loop.body[0]
+    assert parallel == [8, 77 * 256]
 
 
 def test_processors_have_no_lanes_to_lose():

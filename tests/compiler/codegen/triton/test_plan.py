@@ -300,6 +300,39 @@ def test_where_most_elements_are_decides_along_what_memory_is_contiguous():
     assert made.blocks.row_block >= 8  # channels of a program
 
 
+def test_transposes_store_along_all_short_loops_of_a_line():
+    """3 x 197 elements lie side by side: a tile stores 64 of them, of 64 lines."""
+    blocks = launch(lambda x: x.transpose(0, 2).contiguous(), R(3, 197, 2048)).blocks
+    assert (blocks.row_block, blocks.column_block) == (64, 64)
+    assert [v.extent for v in blocks.columns] == [197, 3]
+    interpreted_agrees(lambda x: x.transpose(0, 2).contiguous(), R(3, 7, 70))
+
+
+def test_lanes_beside_each_other_store_short_rows():
+    """Rows of 12, each stored twice: no lane stores a row alone, element by element."""
+
+    def program(x):
+        rows = x.unflatten(3, (-1, 4))
+        return torch.cat([rows, rows.flip(1)], 1), (rows > 0).sum(3)
+
+    last = kernels(program, R(128, 3, 128, 12))[-1]
+    assert min(made.blocks.column_block for made in kernel_launches(last)) >= 12
+    interpreted_agrees(program, R(4, 3, 8, 12))
+
+
+def test_elements_that_are_stored_while_columns_are_folded_are_loaded_before():
+    """8 loads, then 8 stores: each load would wait for the store before it."""
+    text = kernel_source(kernels(lambda x: (x * x - x, x.amin(0)), R(8, 1 << 18))[0]).text
+    assert "static_range" not in text
+
+
+def test_pieces_in_blocks_wait_for_nothing():
+    """Blocks of a row store to pieces that never meet, while they are folded."""
+    (kernel,) = kernels(lambda x: (torch.cat([x, x * 2], 0), x.sum(-1)), S(600, 40000))
+    text = kernel_source(kernel).text
+    assert "for first" in text and "debug_barrier" not in text
+
+
 def test_nor_are_indices_that_rows_are_gathered_by():
     table, ids = R(5000, 768), torch.randint(0, 5000, (2048,))
     assert sizes(launch(lambda w, i: F.layer_norm(F.embedding(i, w), (768,)), table, ids).blocks) == (1, 1024, 4)

@@ -12,6 +12,7 @@ from support.lowering import trace
 from support.triton_kernels import compiles, interpreted_agrees, kernel_source
 
 from regraft.compiler.codegen.triton import row_blocks
+from regraft.compiler.codegen.triton.plan import kernel_launches
 from regraft.compiler.lowering import lower
 from regraft.compiler.lowering.ops import scans
 from regraft.compiler.schedule import GPU, schedule
@@ -116,3 +117,18 @@ def test_programs_scan_few_columns_with_few_warps(sizes, programs, warps):
 def test_few_columns_are_as_many_programs():
     (launch,) = kernel(lambda i: F.one_hot(i, 8).cumsum(0), torch.randint(0, 8, (2048,))).launches
     assert launch.programs == 8
+
+
+def test_short_scans_of_columns_have_many_in_a_program():
+    (step,) = schedule(
+        lower(trace(lambda x: x.cumsum(0), torch.randn(4, 1 << 18)), strict=True).program, target=GPU
+    ).steps
+    (made,) = kernel_launches(step)
+    assert (made.blocks.row_block, made.blocks.column_block) == (256, 4)
+
+
+def test_few_columns_are_scanned_apart_from_what_reads_them_otherwise():
+    """616 columns, of which programs would have fewer than memory moves together."""
+    x = torch.randn(16, 200, 616)
+    steps = schedule(lower(trace(lambda x: (x.tanh(), x[:, ::3].cumsum(1)), x), strict=True).program, target=GPU).steps
+    assert len(steps) == 2

@@ -148,9 +148,14 @@ def test_ranks_compare_once():
     assert sum("join_sum" in source.text for source in found) == 1 and len(found) <= 2
 
 
-@pytest.mark.parametrize(
-    "sizes", [(3, 1025), (512, 512), (), (3, 1), (3, 0)], ids=["long", "many", "number", "one", "none"]
-)
+def test_rows_of_one_are_in_order():
+    x = torch.randn(3, 1, 4)
+    assert not lower(trace(lambda x: torch.sort(x, 1), x)).kept
+    agree(lambda x: tuple(in_order(x, 1)), x, exact=True)
+    agree(lambda x: torch.gather(x, 1, x.argsort(1)), x, exact=True)
+
+
+@pytest.mark.parametrize("sizes", [(3, 1025), (512, 512), (), (3, 0)], ids=["long", "many", "number", "none"])
 def test_what_a_library_does_faster_stays_a_call(sizes):
     assert lower(trace(torch.sort, torch.randn(sizes))).kept
 
