@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.attentions import keeps, normal
 from support.rewriting import rewritten
+from support.thorough import one_row_in
 
 from regraft.patterns import attention_cuda
 from regraft.patterns.attention import sdpa
@@ -40,6 +41,7 @@ MASKS = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("mask", MASKS)

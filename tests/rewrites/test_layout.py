@@ -215,6 +215,7 @@ def test_memory_order():
     assert _memory_order([8, 1, 0]) == [0, 1, 2] and _memory_order([4, 96, 0, 1]) == [1, 0, 2, 3]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_a_layout_is_restored_again_where_its_source_has_changed(blocks, dynamic):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import THOROUGH, one_row_in, takes_turns
+from support.thorough import THOROUGH, one_row_in, takes_turns, thorough
 
 import regraft
 
@@ -86,7 +86,7 @@ def test_images_of_known_size_in_batches_of_symbolic_size():
     assert not found.faults and len(found.graphs) == 1
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [thorough(False), True])
 def test_images_without_elements(training):
     """Torch's metadata raises for some of these operators."""
     given = {mode: image(dims)[:0].detach().requires_grad_(training) for mode, dims in MODES.items()}

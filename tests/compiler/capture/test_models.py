@@ -31,7 +31,7 @@ def operators(backend):
     return [target_name(n) for n in backend.captured[-1].graph_module.graph.nodes if n.op == "call_function"]
 
 
-@pytest.mark.parametrize(("training", "dynamic"), [(False, None), thorough(True, None), (True, True)])
+@pytest.mark.parametrize(("training", "dynamic"), [thorough(False, None), (True, None), thorough(True, True)])
 def test_bert(training, dynamic):
     model = Model("Bert", max_position_embeddings=16).train(training)
     backend = same_as_eager(model, torch.arange(12).reshape(2, 6), MASK, dynamic=dynamic)

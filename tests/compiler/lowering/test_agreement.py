@@ -275,6 +275,7 @@ def test_symbols_that_are_equal_once_are_held_to_it_by_a_guard(name):
     assert name not in WITHOUT_CHECKS or lower(module).kept, "equal by chance"
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", SYMBOLS)
 def test_other_sizes_raise_eagers_error_later(name):
     function = SYMBOLS[name]

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.lowering import trace
+from support.thorough import one_row_in
 
 from regraft.compiler.lowering import lower
 from regraft.compiler.lowering.refused import REFUSED
@@ -113,6 +114,7 @@ def test_dims_of_a_number(dim):
     assert torch.compile(lambda x: x.softmax(dim) + 1, backend="regraft")(torch.tensor(3.0)) == 2
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("pad", [(-2, 1), (1, -2), (0, 0, 1, -2), (-1, -1)])
 def test_padding_that_cuts_too_much_is_refused_for_each_size(pad):
     torch._dynamo.reset()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import thorough
 
 import regraft  # noqa: F401 - the backend
 
@@ -25,7 +26,7 @@ OVER_A_DIM = {
 }
 
 
-@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("gradient", [thorough(False), True])
 def test_operators_over_a_dim(gradient):
     def program(x):
         results = [over(given) for over in OVER_A_DIM.values() for given in (x, x * 2, x[None].reshape(()) * 3)]

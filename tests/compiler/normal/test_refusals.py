@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.normal import form, module_of, normalized, text, traced
+from support.thorough import one_row_in
 from torch import fx
 
 from regraft.compiler.normal import LOWERED_FORM
@@ -260,6 +261,7 @@ def test_two_products_that_are_added_are_brought_together_once() -> None:
     )
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     "step",
     [

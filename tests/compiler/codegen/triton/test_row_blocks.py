@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 import torch
 import torch.nn.functional as F
 from support.lowering import trace
+from support.thorough import thorough
 from support.triton_kernels import interpreted_agrees
 
 from regraft.compiler.codegen.triton.plan import launches
@@ -66,7 +67,7 @@ def test_long_rows_stay_in_registers_and_longer_ones_come_in_steps():
     assert blocks(entropy, torch.empty(256, 32_000), torch.zeros(256, dtype=torch.long)) == (1, 1024, 16)
 
 
-@pytest.mark.parametrize("sizes", [(2200, 49), (1100, 197), (300, 4100), (3, 17_000)], ids=str)
+@pytest.mark.parametrize("sizes", [(2200, 49), thorough((1100, 197)), (300, 4100), (3, 17_000)], ids=str)
 def test_all_are_eagers(sizes):
     x = torch.randn(sizes)
     interpreted_agrees(lambda x: (x.softmax(-1), x.logsumexp(-1)), x, rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.thorough import one_row_in
+from support.thorough import examples, one_row_in
 
 from regraft import EXACT, Candidate, Reason, Sample, T, optional, register_pattern
 from regraft.compiler.tools.check import check
@@ -267,5 +267,5 @@ def test_sizes_that_a_sample_gives_as_numbers_may_be_known_where_others_are_symb
     drawn = replace(Drawn.plain(sample), dynamic=True)
     case = Case.of(shared_keys, sample, drawn)
     assert not case.rewritten().whole and case.with_sizes_of(sample).rewritten().whole
-    result = check(shared_keys, examples=12)
+    result = check(shared_keys, examples=examples(4, 12))
     assert result.ok, str(result)
