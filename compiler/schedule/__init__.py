@@ -1,8 +1,8 @@
 """Scheduling turns a loop program into kernels and calls, in an order in which they can run.
 
-    Program -> dependences (dead code) -> parts -> inline -> order (GPU) -> split (long reductions) -> flat -> members
-            -> fusion (legality, profit) -> calls packed (CPU) -> tree (shared loops) -> contract (scratch) -> kernels
-            -> launches shared (GPU) -> check
+    Program -> dependences (dead code) -> parts -> inline -> order, narrow integers (GPU) -> split (long reductions)
+            -> flat -> members -> fusion (legality, profit) -> calls packed (CPU) -> tree (shared loops)
+            -> contract (scratch) -> kernels -> launches shared (GPU) -> check
 
 `schedule` is the only entry point. A `Target` has all properties of the machine: nothing else distinguishes CPUs and
 GPUs. The fusion log contains the decisions and their reasons; `check_schedule` checks the result independently.
@@ -31,6 +31,7 @@ from .kernels import kernel_of
 from .legality import Refusal, can_fuse
 from .log import FusionLog
 from .merge_slices import join_parts
+from .narrow_integers import narrow_integers
 from .profit import guessing, score_fusion, touched, written
 from .result import Schedule
 from .shared_launches import share_launches
@@ -65,6 +66,7 @@ def _scheduled(program: Program, fuse: bool, target: Target) -> Schedule:
     if fuse and target.choices:
         items = [by_groups(item) for item in items]
         buffers = in_reading_order(items, buffers, program.outputs)
+        items, buffers = narrow_integers(items, buffers, program.outputs)
     program = split_reductions(Program(buffers, items, program.outputs, program.examples), target)
     steps, log = _fused(program, fuse, target)
     log.inlined.extend(inlined)
