@@ -129,7 +129,7 @@ def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[
         node.target = inplace
         return False
     if not same_layout(result.to(val(node).dtype), val(node)):
-        if not _lay_back(node, result, position, aliases[0]):
+        if is_random(node) or not _lay_back(node, result, position, aliases[0]):  # draws fill memory in its order
             node.target = inplace
             return False
     elif result.dtype != val(node).dtype:

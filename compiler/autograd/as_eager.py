@@ -2,6 +2,7 @@
 
 multilabel_margin_loss(x, t)    torch's spelling counts targets behind the end (-1), too: spelled anew
 binary_cross_entropy(x, y)      on a CPU eager refuses what is no probability: an assertion before the call
+multi_margin_loss(x, t)         torch's metadata of one sample's loss, not reduced, is of one dim, eager's of none
 one_hot(i, n), rrelu(x)         torch's spelling lies in memory as the operand does, eager's result is contiguous:
                                 of an operand that is made contiguous
 """
@@ -21,6 +22,7 @@ aten = torch.ops.aten
 _NONE, _MEAN = range(2)
 _CONTIGUOUS = (aten.one_hot.default, aten.rrelu.default)
 _MARGIN, _ENTROPY = aten.multilabel_margin_loss.default, aten.binary_cross_entropy.default
+_SAMPLE = aten.multi_margin_loss.default
 _REFUSED = "all elements of {} should be between 0 and 1"
 
 
@@ -39,14 +41,22 @@ def compute_as_eager(graph_module: fx.GraphModule) -> int:
     contiguous = [node for node in found if node.target in _CONTIGUOUS and _lies_otherwise(node)]
     for node in contiguous:
         node.target = _OF_CONTIGUOUS[node.target]
-    if margins or entropies or contiguous:
+    samples = [n for n in found if n.target is _SAMPLE and _is_known(n) and _value(n.args[0]).dim() == 1]
+    for node in samples:
+        node.target = _loss_of_sample
+    changed = len(margins) + len(entropies) + len(contiguous) + len(samples)
+    if changed:
         graph_module.recompile()
-    return len(margins) + len(entropies) + len(contiguous)
+    return changed
 
 
 def _lies_otherwise(node: fx.Node) -> bool:
     value = _value(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
     return value is not None and value.layout == torch.strided and not value.is_contiguous()
+
+
+def _loss_of_sample(x: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return _SAMPLE(x, target, *args, **kwargs).reshape(())
 
 
 def _of_contiguous(target: Any) -> Callable[..., Any]:

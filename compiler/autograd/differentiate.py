@@ -22,6 +22,7 @@ from ...rewrites.compat import autograd
 from .as_eager import compute_as_eager
 from .branch_gradients import lay_out_branch_gradients
 from .changing_numbers import by_tensors
+from .checked_draws import draw_as_eager
 from .circular_padding import spell_circular_padding
 from .eager_strides import corrected
 from .late_numbers import ask_nothing
@@ -104,6 +105,7 @@ def _prepare_program(graph_module: fx.GraphModule, example_inputs: Sequence[Any]
     spell_circular_padding(graph_module)
     lay_out_branch_gradients(graph_module, example_inputs)
     compute_as_eager(graph_module)
+    draw_as_eager(graph_module)
     write_as_it_lies(graph_module)
     if torch.is_grad_enabled():
         ask_nothing(graph_module)

@@ -134,8 +134,21 @@ def _can_seed(node: fx.Node) -> bool:
         low, high = given.get("low", 0), given["high"]
         known = isinstance(low, int) and isinstance(high, int) and 0 < high - low < 2**62
         return known and _fits(values[0], (*_FLOATS, *_INTEGERS))
+    if _is_refused(node, given):
+        return False
     dtypes = (*_FLOATS, *_INTEGERS, torch.bool) if op_name(node) == "aten.bernoulli" else _FLOATS
     return _fits(values[0], dtypes)
+
+
+def _is_refused(node: fx.Node, given: dict[str, Any]) -> bool:
+    """Whether eager refuses the numbers of a call: a chance, a range, a deviation or a rate."""
+    name, p, std, rate = op_name(node), given.get("p"), given.get("std"), given.get("lambd")
+    if name == "aten.bernoulli" and is_literal(p):
+        return not 0 <= p <= 1
+    if name == "aten.uniform":
+        least, most = given.get("from", 0.0), given.get("to", 1.0)
+        return is_literal(least) and is_literal(most) and not least <= most
+    return (is_literal(std) and not std >= 0) or (is_literal(rate) and not rate > 0)
 
 
 def _fits(value: Any, dtypes: tuple[torch.dtype, ...]) -> bool:

@@ -63,6 +63,14 @@ def test_what_is_no_probability(dtype, grad):
                 call(x, y)
 
 
+def test_a_loss_of_one_sample_has_no_dims():
+    torch.compiler.reset()
+    x = torch.randn(5, requires_grad=True)
+    for reduction in ("none", "mean", "sum"):
+        got = torch.compile(F.multi_margin_loss, backend="regraft")(x, torch.tensor(2), reduction=reduction)
+        torch.testing.assert_close(got, F.multi_margin_loss(x, torch.tensor(2), reduction=reduction))
+
+
 def _refused(call, *args):
     try:
         call(*args)
