@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from support.equal_sizes import PROGRAMS, modulated
+from support.thorough import one_row_in
 
 import regraft
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_of_equal_sizes_become_kernels(name: str) -> None:
     function, sizes, inputs = PROGRAMS[name]

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.symbols import check
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 
@@ -71,6 +71,7 @@ def test_sizes_that_the_program_makes_known(program):
     assert not [name for name in kept if name not in KEPT and "assert" not in name and "mm" not in name], kept
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     "program",
     [
@@ -94,6 +95,7 @@ def _joined(x, n):
     return torch.cat([b, a], 1), b.exp()
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(
@@ -239,6 +241,7 @@ def test_backward_with_a_read_number_times_a_symbolic_size():
             )
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     "program",
     [
@@ -284,6 +287,7 @@ NUMBERS = {
 }
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", NUMBERS)

@@ -24,19 +24,59 @@ DTYPES = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fnuz, torch
 class Several(torch.nn.Module):
     """Containers, factorizations, dtypes that kernels do not compute with, and two data-dependent sizes."""
 
-    def forward(self, x, y, z, *others):
-        square = x.mT @ x + torch.eye(4)
-        torch.linalg.cholesky(square - y.mT @ y)
-        kept = OrderedDict(sorted=x.sort(1), most=[y.max(0)], sizes=x.shape)
-        counted = x.nonzero(), (y > 0).nonzero() + 1
-        told = counted, torch.fft.rfft(y), z.abs() + x, z * 2, [other.to(torch.float64) for other in others], others[0]
-        return {"pair": Pair(x + y, x * y), "kept": kept}, torch.linalg.inv(square), told
+    def forward(self, a, b, z, *others):
+        square = a.mT @ a + torch.eye(4)
+        torch.linalg.cholesky(square - b.mT @ b)
+        kept = OrderedDict(sorted=a.sort(1), most=[b.max(0)], sizes=a.shape)
+        counted = a.nonzero(), (b > 0).nonzero() + 1
+        told = counted, torch.fft.rfft(b), z.abs() + a, z * 2, [other.to(torch.float64) for other in others], others[0]
+        return {"pair": Pair(a + b, a * b), "kept": kept}, torch.linalg.inv(square), told
 
 
-def test_containers_and_factorizations_and_a_tensor_given_twice(tmp_path):
+class Writing(torch.nn.Module):
+    """Twice: returns an input that it writes to, beside one that it reads afterwards."""
+
+    def forward(self, x, y, u, v):
+        return y, x.add_(1), y * 2, v, u.add_(1), v * 2
+
+
+class Both(torch.nn.Module):
+    """An artifact takes seven seconds to compile, whatever is in it."""
+
+    def forward(self, x, y, u, v, a, b, z, *others):
+        return Several()(a, b, z, *others), Writing()(x, y, u, v)
+
+
+def boxes():
+    """Two, between whose lines others lie."""
+    return torch.zeros(2, 2, 3, 4).unbind(1)
+
+
+def operands():
     x, y, z = torch.randn(6, 4), torch.randn(6, 4) * 1e-2, torch.randn(6, 4, dtype=torch.complex64)
-    others = [(torch.rand(2, 3) * 9).to(dtype) for dtype in DTYPES]
-    compiled = regraft.load(regraft.aot_compile(Several(), (x, x, z, *others), tmp_path / "several.rgx"))
+    return x, y, z, *((torch.rand(2, 3) * 9).to(dtype) for dtype in DTYPES)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    x, _, *others = operands()
+    given = (torch.ones(3), torch.ones(3), *boxes(), x, x, *others)
+    return regraft.load(regraft.aot_compile(Both(), given, tmp_path_factory.mktemp("aot") / "both.rgx"))
+
+
+@pytest.fixture
+def writing(both):
+    """Of two vectors and two boxes."""
+    others = operands()
+    return lambda *given: both(*given, *others)[1]
+
+
+def test_containers_and_factorizations_and_a_tensor_given_twice(both):
+    x, y, z, *others = operands()
+
+    def compiled(*given):
+        return both(torch.ones(3), torch.ones(3), *boxes(), *given)[0]
+
     for view in (z.conj(), torch._neg_view(z), z):
         found, expected = compiled(x, y, view, *others), Several()(x, y, view, *others)
         assert found[2][-1].dtype is torch.uint16 and found[2][-1].tolist() == others[0].tolist()
@@ -52,22 +92,8 @@ def test_containers_and_factorizations_and_a_tensor_given_twice(tmp_path):
     assert not any(value.requires_grad for value in tree_leaves(found) if isinstance(value, torch.Tensor))
 
 
-class Writing(torch.nn.Module):
-    """Twice: returns an input that it writes to, beside one that it reads afterwards."""
-
-    def forward(self, x, y, u, v):
-        return y, x.add_(1), y * 2, v, u.add_(1), v * 2
-
-
-@pytest.fixture(scope="module")
-def writing(tmp_path_factory):
-    """Of two vectors, and of two boxes between whose lines others lie."""
-    examples = (torch.ones(3), torch.ones(3), *torch.zeros(2, 2, 3, 4).unbind(1))
-    return regraft.load(regraft.aot_compile(Writing(), examples, tmp_path_factory.mktemp("aot") / "writing.rgx"))
-
-
 def test_inputs_that_are_written(writing):
-    memory, others = torch.arange(9.0), torch.zeros(2, 2, 3, 4).unbind(1)
+    memory, others = torch.arange(9.0), boxes()
     for places in ((0, 3), (3, 0)):
         own, eager = ([memory.clone()[k : k + 3] for k in places] for _ in range(2))
         torch.testing.assert_close(writing(*own, *others)[:3], Writing()(*eager, *others)[:3])
