@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.thorough import thorough
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import regraft
@@ -29,7 +30,8 @@ def gpt2() -> Any:
 
 @pytest.mark.parametrize(
     ("make", "cache", "graphs"),
-    [(llama, {"cache_implementation": "static", "disable_compile": True}, 2), (gpt2, {}, 3)],
+    # A cache that grows is in `test_text_generation.py` too, and in `test_attention_decoding.py`.
+    [(llama, {"cache_implementation": "static", "disable_compile": True}, 2), thorough(gpt2, {}, 3)],
     ids=["static", "dynamic"],
 )
 def test_greedy_tokens_are_eagers(make: Callable[[], Any], cache: dict[str, Any], graphs: int) -> None:

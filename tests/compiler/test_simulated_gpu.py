@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.simulated_gpu import SimulatedGpu
+from support.thorough import thorough
 from torch import nn
 
 
@@ -30,7 +31,7 @@ class Model(nn.Module):
         return F.gelu(self.out(mixed)) + x
 
 
-@pytest.mark.parametrize("how", ["inference", "training", "autocast"])
+@pytest.mark.parametrize("how", [thorough("inference"), "training", "autocast"])
 def test_a_model(how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, ids = Model(), torch.randint(50, (2, 24))

@@ -10,6 +10,7 @@ Threads and CUDA do not survive a fork: torch must have one thread, and with a G
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import sys
 import traceback
@@ -25,6 +26,12 @@ from typing import Any
 
 import pytest
 
+_MANY = 1000  # tests that need nearly all that is imported
+_IMPORTED = (
+    "torch._dynamo.repro.after_dynamo", "torch._functorch.partitioners", "torch._inductor.pattern_matcher",
+    "transformers.modeling_utils", "transformers.models.bert.modeling_bert", "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+)  # fmt: skip
 _AHEAD = 2  # tests that a worker knows: the one that runs, and the next, for which it keeps what both share
 
 
@@ -47,6 +54,13 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if session.shouldstop:
         raise session.Interrupted(session.shouldstop)
     return True
+
+
+def _import_ahead() -> None:
+    """What the first compilation imports, and the first model: two seconds that each worker would take."""
+    for name in _IMPORTED:
+        with suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _has_gpu() -> bool:
@@ -77,6 +91,8 @@ class _Forks:
     def run(self, number: int) -> None:
         """Run all tests by this number of processes, or until too many have failed."""
         total = len(self._session.items)
+        if total > _MANY:
+            _import_ahead()
         ends = [total * k // number for k in range(number + 1)]
         try:
             for begin, end in pairwise(ends):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.attentions import attend, qkv
 from support.rewriting import Rewritten, assert_agrees, compiled, rewritten, trained
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 Tensor = torch.Tensor
 LOWEST = torch.finfo(torch.float32).min
@@ -77,6 +77,7 @@ def attention(mask: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return lambda q, k, v, *more: attend(mask(q @ k.transpose(-2, -1) * 0.5, *more), v)
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("name", NOTHING)

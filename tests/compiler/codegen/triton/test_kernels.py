@@ -8,11 +8,13 @@ pytest.importorskip("triton")
 
 import torch
 import torch.nn.functional as F
+from support.thorough import one_row_in
 from support.triton_kernels import compiles, interpreted_agrees
 
 from ..cpp.test_kernels import PROGRAMS
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_are_eagers(name):
     function, *inputs = PROGRAMS[name]
