@@ -1,7 +1,7 @@
 """Scheduling turns a loop program into kernels and calls, in an order in which they can run.
 
-    Program -> dependences (dead code) -> parts -> inline -> order, narrow integers (GPU) -> split (long reductions)
-            -> flat -> members -> fusion (legality, profit) -> calls packed (CPU) -> tree (shared loops)
+    Program -> dependences (dead code) -> unread -> parts -> inline -> order, narrow integers (GPU) -> split (long
+            reductions) -> flat -> members -> fusion (legality, profit) -> calls packed (CPU) -> tree (shared loops)
             -> contract (scratch) -> kernels -> launches shared (GPU) -> check
 
 `schedule` is the only entry point. A `Target` has all properties of the machine: nothing else distinguishes CPUs and
@@ -37,6 +37,7 @@ from .result import Schedule
 from .shared_launches import share_launches
 from .split import split_reductions
 from .target import CPU, GPU, Target, gpu
+from .unread import without_unread
 
 
 def schedule(program: Program, *, fuse: bool = True, target: Target = CPU) -> Schedule:
@@ -56,7 +57,7 @@ def schedule(program: Program, *, fuse: bool = True, target: Target = CPU) -> Sc
 
 
 def _scheduled(program: Program, fuse: bool, target: Target) -> Schedule:
-    items = [without_empty_work(item) for item in live(program)]
+    items = [without_empty_work(item) for item in without_unread(live(program), program)]
     inlined: list[tuple[str, str]] = []
     if fuse and target.choices and allowed("fusion", "parts of a buffer"):
         items = join_parts(items, program.buffers, program.outputs)
