@@ -22,6 +22,7 @@ from ...ir.value import Result
 from ..flatten import flatten
 from .components import unroll_components
 from .cost import GRAIN, work_of, work_of_all
+from .joined_loops import join_loops
 from .layout import Layout
 from .moves import move_bits
 from .plan import Plan
@@ -46,7 +47,7 @@ def prepared(kernel: Kernel, target: Target) -> Kernel:
     """The kernel with loops and values as they are planned and written."""
     if target.vector_bytes:
         kernel = ranges_apart(kernel, target.vector_bytes // 4)
-    return bring_tiles_together(unroll_short_loops(unroll_components(move_bits(flatten(kernel)))), target)
+    return bring_tiles_together(unroll_short_loops(unroll_components(move_bits(join_loops(flatten(kernel))))), target)
 
 
 class _KernelText:

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from ...ir.accesses import accesses, index_values, loop_variables, statements, stored_buffers, updated, values
+from ...ir.accesses import Access, accesses, index_values, loop_variables, statements, stored_buffers, updated, values
 from ...ir.dependence import Dependence, Sources
 from ...ir.index.bounds import bounds
-from ...ir.index.index import Var, terms
+from ...ir.index.index import Var, sub, terms
 from ...ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ...ir.ops import OPS
 from ...ir.program import Store
@@ -28,7 +28,7 @@ from .dtypes import lane_bytes
 from .short_rows import rows_pay
 from .stores import is_widened
 from .target import Target
-from .turned import Turned, is_row, turned_inside
+from .turned import APART, NEAR, Turned, is_row, turned_inside
 from .woven import in_turns
 
 _ACCUMULATORS = 4  # number of independent vectors of a fold, whose latencies overlap
@@ -38,7 +38,6 @@ _LINE = 64  # bytes of a cache line
 _SCATTERED = 2  # number of contiguous accesses that take as long as one scattered access
 _TOO_SHORT = 100  # the same for a loop that fills no vector; larger than the number of accesses of any loop
 _UNROLLED = 12  # number of operations up to which a tile is written row by row
-_APART = 4  # blocks of rows of one kernel up to which each is transposed by code of its own
 SMALL = 24  # number of operations of a body up to which it is copied
 
 
@@ -100,7 +99,7 @@ class Plan:
     def apart(self) -> bool:
         """Whether rows are transposed by functions, and loops over them kept: with more, compiling takes minutes."""
         tiles = [s for s in self._strategies.values() if isinstance(s, Tile) and s.unrolled]
-        return len(tiles) + sum(len(rows.loads) + len(rows.stores) for rows in self._turned.values()) > _APART
+        return len(tiles) + sum(len(rows.loads) + len(rows.stores) for rows in self._turned.values()) > APART
 
     def spread(self, scratch: str) -> int:
         """The factor by which a scratch buffer is expanded: the number of lanes, or 1."""
@@ -123,8 +122,8 @@ class Plan:
         found = self._lanes(loop) if score is not None and worth else None
         if found is not None:
             rows = turned_inside(loop, found.lanes, self._dependence)
-            pays = not variables or score > self._inner_score(loop)  # type: ignore[operator]
-            if pays or rows_pay(loop, found.lanes, rows, self._dependence, found.expanded):
+            pays = not variables or self._beats_inner(loop, score)  # type: ignore[arg-type]
+            if pays or rows_pay(loop, found.lanes, rows, self._dependence, found.expanded, self._bytes):
                 self._strategies[id(loop)] = replace(found, copies=1) if rows else found
                 self._turned |= rows
                 return
@@ -133,26 +132,48 @@ class Plan:
 
     # -- whether and how ------------------------------------------------------------------------------------------
 
-    def _score(self, loop: Loop) -> int | None:
-        """The contiguous accesses minus the scattered ones, with lanes along the loop; None if lanes would be wrong."""
+    def _beats_inner(self, loop: Loop, score: int) -> bool:
+        """Whether lanes along a loop are better than lanes along those inside it.
+
+        Contiguous accesses outside of these make up for no scattered ones inside, which are made far more often.
+        """
+        inner, often = self._inner_score(loop), self._score(loop, inside=True)
+        return score > inner and (often is None or often >= min(inner, 0))
+
+    def _score(self, loop: Loop, inside: bool = False) -> int | None:
+        """The contiguous accesses minus the scattered ones, with lanes along the loop; None if lanes would be wrong.
+
+        Only those that inner loops move, if `inside`.
+        """
         expanded = self._expanded(loop)
         if not self._independent(loop, expanded):
             return None
         rows = {inner.var for inner in statements(loop.body) if isinstance(inner, Loop) and loop.parallel}
-        contiguous = scattered = turned = 0
-        found = list(accesses(loop.body, loop.var))
+        contiguous = scattered = turned = far = 0
+        found = [a for a in accesses(loop.body, loop.var) if not inside or self._moves(a, loop)]
+        varying = frozenset(("buffer", name) for name in expanded)
         near = set().union(
             *(in_turns([a for a in found if a.stored == s], loop.var, self._dependence) for s in (False, True))
         )
         for access in found:
-            stride = self._dependence.stride(access.offset, loop.var, self._width // 4)
+            stride = self._dependence.stride(access.offset, loop.var, self._width // 4, varying)
             in_turn = (access.buffer, access.offset) in near
             contiguous += stride == 1 or access.buffer in expanded or in_turn
             scattered += stride not in (0, 1) and not in_turn
+            far += not isinstance(stride, int) or stride > NEAR
             turned += access.inner in rows and is_row(access.offset, access.inner, loop.var, self._dependence)
-        if not contiguous and scattered > turned and not self._costly(loop):
-            return None
-        return contiguous - _SCATTERED * scattered - _TOO_SHORT * self._is_short(loop)
+        score = contiguous - _SCATTERED * scattered - _TOO_SHORT * self._is_short(loop)
+        if contiguous or scattered <= turned or self._costly(loop):
+            return score
+        # Steps of a fold await each other: lanes pay even there, though no more than those of a loop that is too short
+        # if each lane is read by itself.
+        folds = any(isinstance(s, Update) for s in loop.body)
+        alone = far or bounds(loop.var.extent)[0] in range(_ACCUMULATORS * self._width // 4)
+        return score - _TOO_SHORT * bool(alone) if folds else None
+
+    def _moves(self, access: Access, loop: Loop) -> bool:
+        """Whether a loop inside of a loop accesses other elements in each iteration."""
+        return access.inner is not loop.var and access.inner in self._dependence.of(access.offset)
 
     def _is_short(self, loop: Loop, times: int = 1) -> bool:
         """Whether `times` runs of a loop together are known to fill less than half a vector."""
@@ -217,7 +238,8 @@ class Plan:
             return strides != {0} or touching[0].mode is not None or loop.parallel
         if len(offsets) == 1 and strides <= {1} and not loop_variables(loop.body):
             return True
-        return None not in strides and 0 not in strides and (loop.parallel or _lattice(loop.var, offsets))
+        apart = loop.parallel or _lattice(loop.var, offsets) or _take_turns(strides, offsets)
+        return None not in strides and 0 not in strides and apart
 
     def _lanes(self, loop: Loop) -> Lanes | None:
         expanded = self._expanded(loop)
@@ -348,6 +370,15 @@ def _assigns_only(loop: Loop) -> bool:
 
 def _updates(body: Iterable[Statement], names: set[str]) -> list[Update]:
     return [s for s in statements(body) if isinstance(s, Update) and s.reduction.name in names]
+
+
+def _take_turns(strides: set[Any], offsets: set[Any]) -> bool:
+    """Whether places of equal stride never meet, as those of {4*j, 4*j + 1, 4*j + 3} do not: not modulo the stride."""
+    (stride, *others), (first, *_) = strides, offsets
+    away = [sub(offset, first) for offset in offsets]
+    if others or not isinstance(stride, int) or not all(isinstance(a, int) for a in away):
+        return False
+    return len({a % stride for a in away}) == len(away)
 
 
 def _lattice(var: Var, offsets: Iterable[Any]) -> bool:

@@ -1,7 +1,8 @@
-"""Short loops over interleaved elements (colors of pixels, parts of complex numbers) are unrolled into the long loop.
+"""Short loops over interleaved elements (colors, parts of complex numbers, windows) are unrolled into long ones.
 
 for i: for c < 3: y[3*i + c] = f(x[1000*c + i])   ->   for i: y[3*i] = f(x[i]); y[3*i + 1] = ...; y[3*i + 2] = ...
 for c < 3: for i: y[1000*c + i] = f(x[3*i + c])   ->   for i: y[i] = f(x[3*i]); y[1000 + i] = ...; ...
+for i: for c < 4: y[4*i + c] = f(x[2*i + c])      ->   for i: y[4*i] = f(x[2*i]); y[4*i + 1] = ...; ...
 
 Lanes along `i` are then full, and interleaved accesses become whole vectors (`woven.py`). Lanes along `c` would fill
 three lanes of a vector.
@@ -16,14 +17,15 @@ from typing import Any
 from ...ir.accesses import accesses, loaded_buffers, stored_buffers, values
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var
-from ...ir.kernel import Assign, Kernel, Loop, Statement
+from ...ir.kernel import Assign, Fold, Kernel, Loop, Statement
 from ...ir.value import Guarded, Rewriter
 from .plan import weight_of
-from .turned import ANYWHERE
+from .turned import ANYWHERE, NEAR
 from .woven import MOST, MOST_STORED
 
 _CODE = 128  # operations of the unrolled body, at most
 _LONG = 16  # fewest iterations of the loop that will run in lanes
+_FILLED = 8  # iterations of a short loop in place, or over windows, that fill enough lanes of their own
 
 
 def unroll_short_loops(kernel: Kernel) -> Kernel:
@@ -32,11 +34,13 @@ def unroll_short_loops(kernel: Kernel) -> Kernel:
 
 
 def _unrolled(statement: Statement) -> Statement:
-    if not isinstance(statement, Loop) or not statement.parallel:
+    if isinstance(statement, Fold):
+        return replace(statement, body=tuple(map(_unrolled, statement.body)))
+    if not isinstance(statement, Loop):
         return statement
-    chain = list(parallel_chain(statement))
+    chain = list(parallel_chain(statement)) if statement.parallel else _pair(statement)
     body = chain[-1].body
-    for short in chain:
+    for short in chain if statement.parallel else chain[-1:]:
         others = [loop for loop in chain if loop is not short]
         if not others or not _interleaves(short, others[-1], body):
             continue
@@ -60,6 +64,12 @@ def parallel_chain(loop: Loop) -> Iterator[Loop]:
         yield from parallel_chain(inner)
 
 
+def _pair(loop: Loop) -> list[Loop]:
+    """A loop and the only statement in it, if that is a loop: nothing is reordered where the inner one is unrolled."""
+    inner = loop.body[0] if len(loop.body) == 1 else None
+    return [loop, inner] if isinstance(inner, Loop) else [loop]
+
+
 def _copy(assign: Assign, var: Var, place: int) -> Assign:
     store = assign.store
     by: dict[Any, Any] = {var: place}
@@ -79,16 +89,18 @@ def _interleaves(short: Loop, long: Loop, body: Sequence[Statement]) -> bool:
         return False
     if stored_buffers(body) & loaded_buffers(body):
         return False
-    dependence, turns = Dependence(), 0
+    dependence, turns, fills = Dependence(), 0, short.parallel
     for access in accesses(body):
         along = dependence.stride(access.offset, long.var, ANYWHERE)
         if along == extent and dependence.stride(access.offset, short.var, ANYWHERE) == 1:
             if extent > MOST and not access.stored:
                 return False
             turns += 1
-        elif along != 1 and (along != 0 or access.stored):
+        elif along != 1 and (access.stored or along not in range(NEAR + 1)):
             return False
-    return turns > 0
+        else:
+            fills = fills and along in (0, 1)
+    return turns > 0 and (fills or extent < _FILLED)
 
 
 __all__ = ["unroll_short_loops"]

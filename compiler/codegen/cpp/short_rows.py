@@ -9,25 +9,37 @@ of a few shuffles for each element.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from ...ir.accesses import accesses, loop_variables, roots, updated, values
 from ...ir.dependence import Dependence
+from ...ir.index.bounds import bounds
 from ...ir.kernel import Fold, Loop, Statement
 from ...ir.ops import OPS
+from ...ir.program import Store
 from ...ir.reducers import REDUCERS
-from ...ir.value import Op, Value, walk
-from .turned import ANYWHERE, Turned
+from ...ir.value import Load, Op, Value, walk
+from .turned import ANYWHERE, APART, Turned
 
 _JOINS = 16  # cost of joining the lanes of a fold, in cheap operations
 _ALONE = 10  # the same for the only fold of a row, of one component: joins of several rows overlap
 _WAITS = 52  # the same for a fold of functions, which depend on the previous row
 _TURN = 3  # cost of transposing a row for each of its vectors, in cheap operations
+_CALLED = 9  # the same by functions
+_FAR = 10  # the same for vectors of 64 bytes from or to memory that no second cache holds
+_LARGE = 1 << 22  # bytes of rows from which on they are such memory
 _COSTLY = 12  # cost of a function, in cheap operations
 _BLOCKS = 4  # number of vectors of rows from which on lanes across rows are worthwhile
 
 
-def rows_pay(loop: Loop, lanes: int, rows: dict[int, Turned], dependence: Dependence, expanded: frozenset[str]) -> bool:
+def rows_pay(
+    loop: Loop,
+    lanes: int,
+    rows: dict[int, Turned],
+    dependence: Dependence,
+    expanded: frozenset[str],
+    sizes: Mapping[str, int],
+) -> bool:
     """Whether lanes along `loop` save more than the transposition of the rows of its inner loops costs.
 
     Args:
@@ -36,11 +48,12 @@ def rows_pay(loop: Loop, lanes: int, rows: dict[int, Turned], dependence: Depend
         rows: the accesses that inner loops make row by row, by the identity of the loop.
         dependence: the variables that each value of the kernel depends on.
         expanded: scratch buffers that have an element for each lane.
+        sizes: the bytes of an element of each buffer.
     """
     extent = loop.var.extent
     if not loop.parallel or not isinstance(extent, int) or extent < _BLOCKS * lanes or not updated(loop.body):
         return False
-    joins = _joins(loop)
+    joins, turn = _joins(loop), _turning(loop, lanes, rows, sizes)
     gain = float(_COSTLY * sum(map(_is_costly, set(_outside(loop.body)))))
     for inner in _inner(loop.body):
         if not isinstance(inner.var.extent, int) or loop_variables(inner.body):
@@ -48,13 +61,26 @@ def rows_pay(loop: Loop, lanes: int, rows: dict[int, Turned], dependence: Depend
         if _scatters(inner, loop, rows, dependence, expanded):
             return False
         turned, whole = rows.get(id(inner)), inner.var.extent / lanes
-        moved = 0 if turned is None else len(turned.loads) + len(turned.stores)
         found = set(values(inner.body))
         costly = sum(map(_is_costly, found))
         work = len(found) + (_COSTLY - 1) * costly
-        gain += (-(-inner.var.extent // lanes) - whole) * work - whole * _TURN * moved
+        gain += (-(-inner.var.extent // lanes) - whole) * work - whole * sum(turn[v.buffer] for v in _moved(turned))
         gain += (_WAITS if costly else joins) * len(updated(inner.body))
     return gain > 0
+
+
+def _moved(turned: Turned | None) -> tuple[Load | Store, ...]:
+    return () if turned is None else (*turned.loads, *turned.stores)
+
+
+def _turning(loop: Loop, lanes: int, rows: Mapping[int, Turned], sizes: Mapping[str, int]) -> dict[str, float]:
+    """The cost of transposing a vector of each buffer: of rows in large memory, each begins in another place of it."""
+    moved = [v for turned in rows.values() for v in _moved(turned)]
+    longest = max((bounds(inner.var.extent)[1] or 1 for inner in _inner(loop.body)), default=1)
+    bytes_of_row = longest * sum(sizes[name] for name in {v.buffer for v in moved})
+    cost = _CALLED if len(moved) > APART else _TURN
+    far = _FAR * lanes / 64 if loop.var.extent * bytes_of_row > _LARGE else 0
+    return {v.buffer: max(cost, far * sizes[v.buffer]) for v in moved}
 
 
 def _joins(loop: Loop) -> int:

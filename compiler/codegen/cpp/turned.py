@@ -17,7 +17,8 @@ from ...ir.kernel import Assign, Loop, Update
 from ...ir.program import Store
 from ...ir.value import Guarded, Load
 
-_NEAR = 4  # distance of lanes, in elements, up to which whole vectors are read and lanes are selected from them
+NEAR = 4  # distance of lanes, in elements, up to which whole vectors are read and lanes are selected from them
+APART = 4  # blocks of rows of one kernel up to which each is transposed by code of its own
 _LEAST = 5  # elements of a row from which on blocks of rows are transposed although no row fills a vector
 ANYWHERE = 1 << 40  # a stride that holds for this many lanes holds for any offset
 
@@ -65,7 +66,7 @@ def turned(loop: Loop, lane: Var, lanes: int, dependence: Dependence) -> Turned 
 def is_row(offset: Any, var: Var, lane: Var, dependence: Dependence) -> bool:
     """Whether an access moves by one element along `var`, and by the same number of elements from lane to lane."""
     step = dependence.stride(offset, lane, ANYWHERE)
-    if step is None or (isinstance(step, int) and abs(step) <= _NEAR):
+    if step is None or (isinstance(step, int) and abs(step) <= NEAR):
         return False
     return dependence.stride(offset, var, ANYWHERE) == 1
 

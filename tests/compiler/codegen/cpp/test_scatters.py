@@ -52,3 +52,14 @@ def test_gradients_of_gather_with_many_entries_in_one_place():
     (got,) = torch.autograd.grad(torch.compile(function, backend="regraft")(x), x)
     (want,) = torch.autograd.grad(function(x), x)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@one_row_in(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64], ids=str)
+def test_rows_added_at_computed_places(dtype):
+    """Lanes lie along the rows: places are computed for one row at a time."""
+    x, i = torch.randint(-4, 5, (5, 7, 33)).to(dtype), torch.randint(0, 1000, (60,))  # sums are exact
+    same(lambda x, i: x.new_zeros(x.shape).index_put((i % 5,), x[0], accumulate=True), x, i)
+    same(lambda x, i: x.new_zeros(x.shape).index_put((i % 5, i * 3 % 7), x[0, 0], accumulate=True), x, i)
+    same(lambda x, i: x.index_copy(0, i[:3] % 5, x[:3] * 2), x, torch.tensor([3, 4, 10]))
+    same(lambda x, i: x.index_copy(0, i[:3] % 5, x[:3] * 2), x, torch.tensor([1, 6, 1]))

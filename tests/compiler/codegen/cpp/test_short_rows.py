@@ -115,3 +115,17 @@ def test_places_that_are_read_again(name):
     for x in (torch.randn(4, 70).t(), torch.randn(70, 10), torch.randn(4, 33).t()):
         compiled_agrees(lambda x: ((i := x.argmax(-1)), (i >= 0).all(), i.sum(), i * 3), x, target=target(name))
         compiled_agrees(lambda x: ((i := x.min(-1).indices), (i < 2).any(), i.amax()), x, target=target(name))
+
+
+@pytest.mark.parametrize("rows, length, across", [(2000, 100, True), (20000, 100, False), (20000, 20, True)])
+def test_rows_of_large_memory_are_read_as_they_lie(rows, length, across):
+    """Unless they are so short that a block of them is a few lines of the cache."""
+    text = written(lambda x: x.softmax(-1), torch.empty(rows, length))
+    assert ("load_rows" in text) == across
+
+
+def test_many_blocks_of_rows_pay_for_functions_alone():
+    """With more than four, they are transposed by functions."""
+    x = torch.empty(2000, 27)
+    assert "load_rows" not in written(lambda x: (x.relu(), F.layer_norm(x, x.shape[-1:])), x)
+    assert "load_rows" in written(lambda x: F.layer_norm(x, x.shape[-1:]), x)

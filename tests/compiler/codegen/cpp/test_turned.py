@@ -97,7 +97,7 @@ def test_kernels_with_many_rows_transpose_by_functions():
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_functions_transpose_all_sizes(sizes, monkeypatch):
-    monkeypatch.setattr(plan, "_APART", 0)
+    monkeypatch.setattr(plan, "APART", 0)
     x, row, column = numbers(*sizes), torch.randn(sizes[0]), torch.randn(sizes[1], 1)
     compiled_agrees(lambda x, r, c: ((x.t() - r) * c, x.cumsum(-1), (x * r[:, None]).softmax(-1)), x, row, column)
 
