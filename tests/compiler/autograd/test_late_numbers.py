@@ -46,7 +46,7 @@ NUMBERED = {
 # By formulas of which another row has more: other dims, zeros, gradients of both signs, a beta beside the alpha.
 REPEATED = {
     "cumsum of rows", "cumsum of counts", "cumprod", "logcumsumexp", "prod", "std", "std of all",
-    "sub", "rsub", "addmv", "baddbmm",
+    "sub", "addmv",
 }  # fmt: skip
 
 
