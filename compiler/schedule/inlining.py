@@ -16,6 +16,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -282,9 +283,20 @@ class _Inliner:
             assert isinstance(reader, Definition)
             if any(isinstance(x, Guarded) and load in walk([x]) for x in walk(roots(reader))):
                 return False
-            times += guess(extent_of(self._around(reader, load)))
+            times += self._times(reader, load)
         few = _SEVERAL * guess(math.prod(self._buffers[name].sizes)) <= times
         return (few or len(sites) == 1) and times * each <= self._target.operations * LAUNCH
+
+    def _times(self, reader: Definition, load: Load) -> int:
+        """How often programs of a GPU compute what a reader loads: once for all lanes of a row where it is the same.
+
+        for i < 300: for j < 3072: y[i, j] = x[index[i] % 50, j]      once for 1024 columns j
+        """
+        around = self._around(reader, load)
+        used = frozenset[Var]().union(*map(variables_of, load.indices))
+        row = guess(extent_of(tuple(takewhile(lambda v: v not in used, reversed(around)))))
+        times = guess(extent_of(around))
+        return times // min(row, self._target.elements) if row >= self._target.lanes else times
 
     def _kernels(self, name: str, readers: list[int]) -> int:
         """The number of places in which readers would compute it: similar independent readers become one kernel."""

@@ -8,7 +8,7 @@ from support.schedules import Builder, assert_same, number, op
 
 from regraft.compiler.ir.index.index import Loaded, add
 from regraft.compiler.lowering.core import const
-from regraft.compiler.schedule import inlining
+from regraft.compiler.schedule import GPU, inlining
 from regraft.compiler.schedule.dependences import checked
 from regraft.compiler.schedule.inlining import NOT_INLINED, inline
 
@@ -51,6 +51,18 @@ def test_nor_under_an_index_read_from_memory():
     t = b.map("t", (4,), lambda i: op("exp", x.at(i)))
     u = b.map("u", (8,), lambda i: t.at((Loaded(ids.at(i), 4, False).index(),)))
     assert decisions(b, u)["t"] == "recomputed"
+
+
+@pytest.mark.parametrize("columns, reason", [(4096, ""), (16, "recomputed")])
+def test_what_all_lanes_of_a_row_share_is_computed_there_on_gpus(columns, reason):
+    """Rows that an index picks, which is made of another one: once a row, or at each of few columns."""
+    b = Builder()
+    x, ids = b.given("x", (50, columns)), b.given("ids", (40000,), dtype=torch.int64)
+    t = b.map("t", (40000,), lambda i: op("remainder", ids.at(i), const(50, torch.int64)), dtype=torch.int64)
+    u = b.map("u", (40000, columns), lambda i: x.at((Loaded(t.at(i[:1]), 50, False).index(), i[1])))
+    program = b.program(u)
+    _, log = inline(program.items, program.buffers, program.outputs, GPU)
+    assert dict(log)["t"] == reason
 
 
 def test_nor_where_an_index_that_must_be_in_range_would_go_with_it():
