@@ -9,7 +9,7 @@ other touches must be touched in the same iteration of the shared loops.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,17 +149,21 @@ def _fused(aligned: Aligned, target: Target, in_columns: bool) -> Fusion | Refus
     common = [v for v in aligned.chain_a if v in aligned.chain_b]
     if not common:
         return Refusal("unaligned")
-    barred = {v for m in everyone if (v := contiguous_axis(m)) in common and not set(m.outer) <= set(common)}
-    columns = barred & columns_of(everyone, target) if in_columns else frozenset()
-    if columns:
-        found = _sharing(common, everyone, barred - columns, aligned, target)
+    columns = columns_of(everyone, target) if in_columns else frozenset()
+    if columns & _barred(common, everyone):
+        found = _sharing(common, everyone, columns, aligned, target)
         if (
             isinstance(found, Fusion)
             and not _folds_parts(found)
             and _are_enough(guess(extent_of(found.chain)), everyone, target)
         ):
             return found
-    return _sharing(common, everyone, barred, aligned, target)
+    return _sharing(common, everyone, frozenset(), aligned, target)
+
+
+def _barred(common: Collection[Var], members: Iterable[Member]) -> set[Var]:
+    """The axes that some member is contiguous along, and has loops of its own inside of."""
+    return {v for m in members if (v := contiguous_axis(m)) in common and not set(m.outer) <= set(common)}  # type: ignore[misc]
 
 
 def _folds_parts(found: Fusion) -> bool:
@@ -183,12 +187,15 @@ def _are_enough(columns: int, members: Iterable[Member], target: Target) -> bool
 
 
 def _sharing(
-    common: list[Var], everyone: tuple[Member, ...], barred: set[Var], aligned: Aligned, target: Target
+    common: list[Var], everyone: tuple[Member, ...], columns: frozenset[Var], aligned: Aligned, target: Target
 ) -> Fusion | Refusal:
-    kept = _keeping_innermost(common, everyone, barred)
+    kept = _keeping_innermost(common, everyone, _barred(common, everyone) - columns)
     if not kept:
         return Refusal("loop-order")
     chain, culprits = _uncrossed(kept, aligned)
+    while chain and (inside := _barred(chain, everyone) - columns):  # what crosses is a loop of their own
+        chain, more = _uncrossed([v for v in chain if v not in inside], aligned)
+        culprits |= more
     if not chain:
         return Refusal("crossing", tuple(sorted(culprits)))
     if target.lanes > 1 and (found := _gathered(chain, aligned)):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...ir.accesses import loaded_buffers, statements, stored_buffers, updated
+from ...ir.accesses import accesses, loaded_buffers, statements, stored_buffers, updated
 from ...ir.index.index import Var, mul
 from ...ir.kernel import Assign, Fold, Loop, Statement, Update
 from ...ir.program import Buffer, Reduction, Store
@@ -104,6 +104,7 @@ class BodyWriter:
     ) -> None:
         self._out, self._values, self._blocks = out, values, blocks
         self._read, self._written = loaded_buffers(whole), stored_buffers(whole)
+        self._touches = Counter(access.buffer for access in accesses(whole))
         self._sizes = {b.name: b.sizes[0] if b.sizes else 1 for b in params}
         self._states: dict[str, _State] = {}
         self._axes: dict[Any, Axis] = {}
@@ -268,10 +269,24 @@ class BodyWriter:
 
     def _loop(self, loop: Loop) -> None:
         loops, body = nest_of(loop)
-        if self._values.columns is None and is_independent(loops, body):
+        if self._values.columns is None and is_independent(loops, body, self._own(body)):
             self._lanes(loops, body)
         else:
             self._serial(loop)
+
+    def _own(self, body: Sequence[Statement]) -> frozenset[str]:
+        """Scratch buffers that no other statements touch, and that each iteration stores to before it reads.
+
+        for j < 500: { s[0] = f(x[j]);  y[j] = s[0] * s[0] }
+        """
+        inside = [access for access in accesses(body) if access.buffer in self._values.names.scratch]
+        first = {access.buffer: access for access in reversed(inside)}
+        counts = Counter(access.buffer for access in inside)
+        return frozenset(
+            name
+            for name, access in first.items()
+            if access.stored and access.mode is None and counts[name] == self._touches[name]
+        )
 
     def _serial(self, loop: Loop) -> None:
         self._before(loop.body)

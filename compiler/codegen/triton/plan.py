@@ -408,13 +408,19 @@ def _is_contiguous_along(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], b
 # -- lanes ------------------------------------------------------------------------------------------------------------
 
 
-def is_independent(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> bool:
-    """Whether iterations of a nest inside a program may run in parallel, statement by statement; except scans."""
+def is_independent(loops: tuple[Var, ...], body: tuple[Statement, ...], own: Collection[str] = frozenset()) -> bool:
+    """Whether iterations of a nest inside a program may run in parallel, statement by statement; except scans.
+
+    Args:
+        loops: of the nest.
+        body: inside.
+        own: buffers of which each iteration has its own elements, kept in registers.
+    """
     if loop_variables(body):
         return False
     dependence = Dependence()
     inside = list(accesses(body))
-    for name in {a.buffer for a in inside if a.stored}:
+    for name in {a.buffer for a in inside if a.stored and a.buffer not in own}:
         offsets = {a.offset for a in inside if a.buffer == name}
         alone = sum(a.buffer == name for a in inside) == 1
         moved = all(dependence.of(offset) & frozenset(loops) for offset in offsets)

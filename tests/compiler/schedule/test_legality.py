@@ -9,6 +9,7 @@ import torch
 from support.lowering import lowered
 from support.schedules import Builder, op
 
+from regraft.compiler.ir.kernel import Loop
 from regraft.compiler.schedule import GPU, legality, schedule
 from regraft.compiler.schedule.flat_access import flatten
 from regraft.compiler.schedule.groups import Axes, Group, members_of
@@ -174,3 +175,24 @@ def test_contiguous_axes():
 def test_every_reason_reads_as_a_sentence(code):
     assert str(Refusal(code, ("x", "y"))) == f"{code} (x, y): {MESSAGES[code]}"
     assert str(Refusal(code)) == f"{code}: {MESSAGES[code]}"
+
+
+def test_a_contiguous_loop_is_not_shared_around_one_that_crosses():
+    """Elements are added along 8 of 8 x 8 x 19712 and read again: the loops over 8 and 19712 would keep 8 inside."""
+
+    def program(x, i):
+        return torch.zeros_like(x).scatter_add(1, i, x * 2) + (x * 3).exp()
+
+    x, i = torch.empty(8, 8, 19712), torch.zeros(8, 8, 19712, dtype=torch.int64)
+    found = schedule(lowered(program, x, i).program, target=GPU)
+    assert all(parallel(kernel) == 8 * 8 * 19712 for kernel in found.kernels)
+
+
+def parallel(kernel):
+    """The iterations of a kernel that run side by side."""
+    (loop,) = kernel.body
+    count = 1
+    while isinstance(loop, Loop) and loop.parallel:
+        count *= loop.var.extent
+        loop = loop.body[0]
+    return count

@@ -1,6 +1,7 @@
 """What programs enumerate and how large blocks are: defaults, alternatives, and the memory accesses that follow."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from support.triton_kernels import compile_for, compiled, compiles, interpreted_
 from regraft.compiler.codegen.triton import candidates, kernel_source, launches, row_blocks, source
 from regraft.compiler.codegen.triton.plan import kernel_launches
 from regraft.compiler.ir.interpreter import run_kernel
+from regraft.compiler.ir.printer import kernel_text
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import GPU, schedule
 from regraft.compiler.schedule.target import gpu
@@ -324,6 +326,21 @@ def test_elements_that_are_stored_while_columns_are_folded_are_loaded_before():
     """8 loads, then 8 stores: each load would wait for the store before it."""
     text = kernel_source(kernels(lambda x: (x * x - x, x.amin(0)), R(8, 1 << 18))[0]).text
     assert "static_range" not in text
+
+
+def test_lanes_have_scratch_of_their_own():
+    """What is too long to be computed twice is kept for the next statement: in registers of each lane."""
+
+    def program(x):
+        y = x + x.sum((1, 3), True)
+        for _ in range(70):
+            y = (y * 1.5).sin()
+        return y * y.abs() + y
+
+    sizes = (4, 2, 96, 500)
+    assert "scratch" in kernel_text(kernels(program, S(sizes))[-1])
+    found = interpreted_agrees(program, R(2, 2, 3, 50), target=replace(GPU, programs=0))
+    assert not any(re.search(r"for i\d+ in range", source.text) for source in found)
 
 
 def test_pieces_in_blocks_wait_for_nothing():
