@@ -12,6 +12,7 @@ that follows (derivatives, what is saved for the backward, results) is traced wi
     _DENSE_ROWS    contiguous
     _IMAGES        channels last where the input is
     _LIKE          as an operand lies
+    _transformed   as MKL lays out Fourier transforms (torch 2.11 says otherwise)
     _indexed       by the same iterator, an indexed tensor standing still along the dims of its indices
     _apart         any other that makes memory, where the metadata says that elements share places in it
 
@@ -78,6 +79,9 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     """
     result = of_eagers_dtype(target, args, kwargs, result)
     rule = _rule(target) if isinstance(target, OpOverload) else None
+    if rule is _transformed:
+        last = () if compat.packet_name(target) == "_fft_c2c" else args[1][-1:]
+        rule = functools.partial(_transformed, dims=args[1], last=last) if result.device.type == "cpu" else None
     if rule is not None and _is_as_told(target, args, kwargs):
         return result
     if rule is None and _makes_memory(target) and _shares_places(result):
@@ -339,6 +343,15 @@ def _as_indexed(operands: Sequence[Layout], result: Layout) -> Decision:
     return Order(tuple(sorted(range(len(result.sizes)), key=lambda d: -operands[0].strides[d])))
 
 
+def _transformed(operands: Sequence[Layout], _: Layout, dims: Sequence[int] = (), last: Sequence[int] = ()) -> Decision:
+    """As MKL transforms along dims: the other dims come first, each by its stride, that of real numbers last."""
+    if not torch.backends.mkl.is_available() or not dims:
+        return None
+    strides = operands[0].strides
+    groups = [d for d in range(len(strides)) if d not in dims], [d for d in dims if d not in last]
+    return Order((*(d for group in groups for d in sorted(group, key=lambda d: -strides[d])), *last))
+
+
 def _contiguous(_: Sequence[Layout], result: Layout) -> Decision:
     return Order(_rows(len(result.sizes)))
 
@@ -396,6 +409,7 @@ _NAMES: dict[Rule, str] = {
     _contiguous: f"{_DENSE_ROWS} {_DENSE_ROWS_ANYWHERE}",
     _scaled_by_powers: "ldexp",
     _as_indexed: "index.Tensor",
+    _transformed: "_fft_c2c _fft_r2c",
     functools.partial(_image, of=0): _IMAGES,
     functools.partial(_image, of=1): _SECOND_IMAGES,
     **{functools.partial(_like, of=k): names for k, names in _LIKE.items()},
