@@ -5,7 +5,7 @@
     x / 8.0                                 ->  x * 0.125            the same number, rounded once
     x % 8.0                                 ->  x - floor(x * 0.125) * 8.0, with the signs of its zeros
     where(True, x, y)                       ->  x
-    (i < 8) where i is below 8              ->  True                 decided by ranges
+    (i < 8) where i is below 8              ->  True                 decided by ranges, also of x % 8 and clamp(x, 0, 7)
     position(i) + 3                         ->  position(i + 3)      integers of indices become indices
     x[index(position(i))]                   ->  x[i]                 in range for sure: nothing to check
     round_bfloat16(round_bfloat16(x))       ->  round_bfloat16(x)
@@ -25,6 +25,7 @@ import torch
 from .index import index as ix
 from .index.bounds import bounds, known_le, known_lt, known_nonnegative
 from .index.index import Index, Loaded
+from .index.ranges import value_bounds
 from .ops import OPS
 from .value import Const, Guarded, Load, Number, Op, Rewriter, Value
 
@@ -113,7 +114,7 @@ def _operation(value: Op) -> Value:
     if value.name == "where":
         return _chosen(*value.args) or value
     if value.dtype == torch.int64 or value.name in _DECIDED:
-        known = _of_indices(value)
+        known = _of_indices(value) or _of_ranges(value)
         if known is not None:
             return known
     if len(value.args) == 2:
@@ -319,6 +320,22 @@ def _of_indices(value: Op) -> Value | None:
     if made is None or not _fits(made):
         return None
     return Number(made, torch.int64) if isinstance(made, Index) else Const(made, torch.int64)
+
+
+_BELOW, _ABOVE = ("lt", "le"), ("gt", "ge")
+
+
+def _of_ranges(value: Op) -> Value | None:
+    """A comparison of integers that what they can be decides; None where it does not."""
+    if value.name not in (*_BELOW, *_ABOVE) or any(arg.dtype.is_floating_point for arg in value.args):
+        return None
+    (low, high), (least, most) = map(value_bounds, value.args)
+    nearest, farthest = ((high, least), (low, most)) if value.name in _BELOW else ((low, most), (high, least))
+    true, false = _DECIDED[value.name]
+    for decide, (x, y), answer in ((true, nearest, True), (false, farthest, False)):
+        if x is not None and y is not None and decide(x, y):
+            return Const(answer, torch.bool)
+    return None
 
 
 def _computed(name: str, numbers: list[Any]) -> Any:

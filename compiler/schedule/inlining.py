@@ -32,7 +32,7 @@ from ..ir.value import HALVES, Const, Guarded, Load, Op, Rewriter, Value, substi
 from ..ir.value import variables as variables_in
 from .affine import variables_of
 from .dependences import checked, effects, loads, order_of, roots, values_in
-from .few_folds import written_out
+from .few_folds import without_constants, written_out
 from .flat_access import rewritten
 from .groups import extent_of
 from .one_hot import without_one_hot
@@ -159,7 +159,7 @@ class _Inliner:
             if isinstance(item, Extern):
                 left.append(item)
                 continue
-            now = without_one_hot(self._rewritten(item))
+            now = without_constants(without_one_hot(self._rewritten(item)))
             reason = self._why_not(now, place)
             few = written_out(now) if reason and self._target.operations else None
             if few is not None and not self._why_not(few, place):

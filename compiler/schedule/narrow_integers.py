@@ -16,7 +16,10 @@ import torch
 
 from ..ir.index.ranges import value_bounds
 from ..ir.program import Buffer, Definition, Extern, Item, Store
+from ..ir.simplify import Simplifier
 from ..ir.value import Const, Load, Op, Rewriter, Value
+from .dependences import loads
+from .few_folds import without_constants
 from .flat_access import rewritten
 
 _NARROWER = (torch.int16, torch.int32)
@@ -86,12 +89,15 @@ def _stored(item: Item, narrower: Mapping[str, _Held]) -> Item:
         held = narrower.get(value.buffer) if isinstance(value, Load) else None
         return held.loaded(value) if held else None  # type: ignore[arg-type]
 
+    touched = {store.buffer for store in item.stores} | {load.buffer for load in loads(item)}
+    if not touched & narrower.keys():
+        return item
     item = rewritten(item, Rewriter(loaded))
     stores = tuple(
         replace(s, value=Op("cast", (s.value,), narrower[s.buffer].dtype)) if s.buffer in narrower else s
         for s in item.stores
     )
-    return replace(item, stores=stores)
+    return without_constants(rewritten(replace(item, stores=stores), Simplifier()))
 
 
 __all__ = ["narrow_integers"]

@@ -21,7 +21,7 @@ from .profit import guess
 from .target import Target
 
 _THREADS = 256  # of a program that goes through blocks, at most
-_STEP = 1 << 19  # bytes moved in the time of a step that loads, and joins lanes
+_STEP = 1 << 21  # bytes moved in the time of a step that loads, and joins lanes
 
 
 def walks(trees: Sequence[Tree]) -> bool:

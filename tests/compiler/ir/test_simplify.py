@@ -138,6 +138,18 @@ def test_rests_of_powers_of_two_keep_every_bit(name, dtype):
         assert name in str(simplify(op(name, loaded, c(divisor, dtype))))
 
 
+def test_what_integers_can_be_decides_comparisons():
+    rest = op("remainder", N, c(8, I64))
+    held = op("minimum", op("maximum", N, c(-2, I64)), c(5, I64))
+    for name, a, b, expected in (
+        ("ge", rest, c(0, I64), True), ("lt", rest, c(8, I64), True), ("lt", rest, c(7, I64), None),
+        ("gt", rest, c(7, I64), False), ("le", held, c(5, I64), True), ("lt", held, c(-2, I64), False),
+        ("gt", c(6, I64), held, True), ("ge", held, rest, None), ("lt", N, c(8, I64), None),
+    ):  # fmt: skip
+        made = simplify(op(name, a, b, dtype=BOOL))
+        assert made == (op(name, a, b, dtype=BOOL) if expected is None else c(expected, BOOL)), (name, a, b)
+
+
 def test_sizes_decide_comparisons():
     size = Size("s", 2, None).index()
     assert simplify(op("gt", position(size), c(1, I64), dtype=BOOL)) is c(True, BOOL)

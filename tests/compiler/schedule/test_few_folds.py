@@ -9,6 +9,7 @@ from support.lowering import trace
 from support.thorough import one_row_in
 from support.triton_kernels import compiles, interpreted_agrees
 
+from regraft.compiler.ir.printer import kernel_text
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import CPU, GPU, few_folds, schedule
 
@@ -83,3 +84,22 @@ def test_large_readers_do_not_compute_them_again():
 def test_of_a_cpu_they_are_loops():
     (kernel,) = steps(lambda x: x.sum(-1), R(30, 4), target=CPU)
     assert "Fold" in repr(kernel.body)
+
+
+def test_folds_of_constants_are_constants():
+    """What `one_hot` checks of its places is known after a remainder: nothing is folded or launched for it."""
+
+    def program(i, m):
+        places = i % 10
+        return torch.where((places >= 0).all() & (places < 10).all(), m, 0.0)
+
+    inputs = torch.randint(0, 99, (300,)), torch.tensor(2.0)
+    found = schedule(lower(trace(program, *inputs), strict=True).program, target=GPU)
+    assert "fold" not in "".join(map(kernel_text, found.kernels))
+    interpreted_agrees(program, *inputs, target=GPU)
+
+
+def test_folds_of_no_constants_stay():
+    for program in (lambda i: torch.ones_like(i, dtype=torch.bool).all(0), lambda i: torch.full_like(i, 3).sum(0)):
+        interpreted_agrees(program, torch.zeros(0, 4, dtype=torch.int64), target=GPU)
+        interpreted_agrees(program, torch.zeros(40, 4, dtype=torch.int64), target=GPU)
