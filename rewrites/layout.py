@@ -143,7 +143,9 @@ def _reinfer(node: fx.Node) -> Any:
 def _restored_at_once(graph: fx.Graph, node: fx.Node) -> bool:
     """Restore the layout of what is written to later, for all of its users."""
     like = node.meta.get("regraft_layout")
-    if like is None or same_layout(like, val(node)) or not _is_written(node):
+    if not isinstance(like, torch.Tensor):  # of several results, each is looked at alone
+        return False
+    if same_layout(like, val(node)) or not _is_written(node):
         return False
     users = list(node.users)
     with graph.inserting_before(node.next):
