@@ -2,7 +2,8 @@
 
 fold argmax over j of (x[i, j], j): y[i] = fold; p[i] = fold.1     ->   fold max over j of x[i, j]: y[i] = fold
 
-The second store goes if nothing reads `p`, and with it the place: a fold of extrema alone takes half of the time.
+The second store goes if nothing reads `p`, and with it the place: a fold of extrema alone takes half of the time. Zeros
+of both signs are equal: which of them is given is then left open.
 """
 
 from __future__ import annotations
