@@ -2,8 +2,8 @@
 
 fold argmax over j of (x[i, j], j): y[i] = fold; p[i] = fold.1     ->   fold max over j of x[i, j]: y[i] = fold
 
-The second store goes if nothing reads `p`, and with it the place: a fold of extrema alone takes half of the time. Zeros
-of both signs are equal: which of them is given is then left open.
+The second store goes if nothing reads `p`, and with it the place: a fold of extrema alone takes half of the time. It
+gives zeros of any sign where they are equal, so that the place stays where the sign may show (`zeros.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from ..ir.program import Definition, Item, Program, Reduction
-from ..ir.value import Result, walk
-from .dependences import checked, effects, values_in
+from ..ir.value import Result, Value, walk
+from .dependences import checked, effects, roots
+from .zeros import is_unsigned, seen_signs, unsigned_buffers
 
 _ALONE = {"argmax": "max", "argmin": "min"}
 
@@ -23,20 +24,40 @@ def without_unread(items: Iterable[Item], program: Program) -> list[Item]:
     items = list(items)
     wanted = {*program.outputs, *(name for name, b in program.buffers.items() if b.kind != "made")}
     wanted = wanted.union(*(effects(item).reads for item in items))
-    return [_read_part(item, wanted) if isinstance(item, Definition) else item for item in items]
+    less = [_stored_part(item, wanted) if isinstance(item, Definition) else item for item in items]
+    if not any(r.reducer in _ALONE for item in less if isinstance(item, Definition) for r in item.reductions):
+        return less
+    signs, unsigned = seen_signs(less, program), unsigned_buffers(less, program)
+    return [_folded_part(item, signs, unsigned) if isinstance(item, Definition) else item for item in less]
 
 
-def _read_part(item: Definition, wanted: Collection[str]) -> Definition:
+def _stored_part(item: Definition, wanted: Collection[str]) -> Definition:
     """A definition without what is not `wanted`; scans stay as they are."""
     if item.scan or not item.reductions:
         return item
     stores = tuple(s for s in item.stores if s.buffer in wanted)
     less = replace(item, stores=stores)
-    if stores and checked(less) == checked(item):
-        item = less
-    roots = [v for s in item.stores for v in (s.value, *values_in(s.indices))]
-    read = {(v.reduction, v.component) for v in walk(roots) if isinstance(v, Result)}
-    return replace(item, reductions=tuple(r if (r.name, 1) in read else _alone(r) for r in item.reductions))
+    return less if stores and checked(less) == checked(item) else item
+
+
+def _folded_part(item: Definition, signs: set[Value | str], unsigned: set[str]) -> Definition:
+    """A definition that folds no places of which it reads none."""
+    if item.scan or not item.reductions:
+        return item
+    read = {v for v in walk(roots(replace(item, reductions=()))) if isinstance(v, Result)}
+    placed = {v.reduction for v in read if v.component == 1}
+    signed = {v.reduction for v in read & signs}
+    return replace(
+        item,
+        reductions=tuple(
+            r if r.name in placed or (r.name in signed and _may_be_minus_zero(r.values[0], unsigned)) else _alone(r)
+            for r in item.reductions
+        ),
+    )
+
+
+def _may_be_minus_zero(value: Value, unsigned: set[str]) -> bool:
+    return value.dtype.is_floating_point and not is_unsigned(value, unsigned)
 
 
 def _alone(reduction: Reduction) -> Reduction:
