@@ -16,7 +16,8 @@ from ..rewrites.coverage import is_watched
 from ..rewrites.driver import Settings, rewrite
 from ..rewrites.effects import mark_gradients, wants_gradient
 from ..rewrites.profit import Never, Oracle
-from ..rewrites.record import PassRun
+from ..rewrites.reason import Reason
+from ..rewrites.record import PassRun, Refusal
 from ..rewrites.ruleset import RuleSet
 from ..rewrites.sizes import sizes_unread
 from ..rewrites.snapshot import regions_by_name, snapshot
@@ -32,7 +33,7 @@ from .freezing import Folded, Freezer
 from .normal import FORMS
 from .options import Options
 from .passes.containment import Containment
-from .passes.registry import Context, Pass, changes
+from .passes.registry import Context, Pass, changes, refusals
 from .pipeline import BODY, CAPTURED, DESUGARED, JOINT, LOWERED, PROGRAM_RULES
 from .runtime.calls import Boxed
 
@@ -64,7 +65,7 @@ class Stages:
         explained: frozenset[str],
     ) -> None:
         self._options, self._rules, self._oracle = options, rules, oracle
-        self._faults, self._do = containment.faults, containment.do
+        self._faults, self._do, self._fails = containment.faults, containment.do, containment.leaves_out
         self._record = self._faults.record
         self._devices, self._training, self._explained = devices, training, explained
         self._freezer = freezer
@@ -158,18 +159,31 @@ class Stages:
             freezer=self._freezer if kind in ("program", "inference") else None,
         )
         for one in passes:
-            if one.runs(context) and (one.made_of_steps or allowed("pass", one.name)):
+            why = self._why_not(one, context)
+            if why is None:
                 self._run_one(one, graph_module, context)
+            elif one.name in self._explained:
+                self._record.passes.append(PassRun(one.name, kind, refusals=_refused([why]), ran=False))
+
+    def _why_not(self, one: Pass, context: Context) -> Reason | None:
+        """Why a pass does not run on a graph; None if it runs."""
+        why = one.refusal(context)
+        if why is not None or one.made_of_steps or allowed("pass", one.name):
+            return why
+        return Reason("switched-off", "option `without`, or a search for a fault, leaves it out")
 
     def _run_one(self, one: Pass, graph_module: fx.GraphModule, context: Context) -> None:
         start = time.perf_counter()
-        with changing("pass", graph_module.graph), self._drawing(graph_module, context.kind, one.drawn):
+        drawing = self._drawing(graph_module, context.kind, one.drawn)
+        with changing("pass", graph_module.graph), drawing, refusals() as told:
             made = changes(self._do(one.run, graph_module, context, name=one.name))
         seconds = time.perf_counter() - start
         if not one.seconds:  # rules record their own time
             return
         self._record.seconds[one.seconds] = self._record.seconds.get(one.seconds, 0.0) + seconds
-        self._record.passes.append(PassRun(one.name, context.kind, made, seconds))
+        ran = not self._fails(one.name)
+        told += [] if ran else [Reason("failed", "it raised an error, and the program was compiled without it")]
+        self._record.passes.append(PassRun(one.name, context.kind, made, seconds, _refused(told), ran))
         if made and self._options.verify != "off":
             self._do(verify_graph, graph_module.graph, name=f"verify {one.name}")
 
@@ -218,6 +232,10 @@ class Stages:
     def _policy(self, backends: str | None) -> tuple[tuple[str, str], ...]:
         given = (("nan", self._options.nan), ("rng", self._options.rng))
         return given if backends is None else (*given, ("backends", backends))
+
+
+def _refused(reasons: Sequence[Reason]) -> tuple[Refusal, ...]:
+    return tuple(Refusal(reason.code, reason.message, reason.site) for reason in reasons)
 
 
 def _as_it_is(call: Boxed) -> Boxed:

@@ -261,20 +261,39 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """A place that a pass left as it is, or the reason why the pass did not run at all.
+
+    Args:
+        code: the code of the reason.
+        message: the reason, in a sentence.
+        site: the user's source line, if there is one.
+    """
+
+    code: str
+    message: str
+    site: Site | None = None
+
+
+@dataclass(frozen=True)
 class PassRun:
     """One run of a pass over a whole graph.
 
     Args:
-        name: of the pass.
-        graph: which graph of the program: ``"program"``, ``"joint"``, ``"inference"``, ...
-        changes: how many it made, by kind; empty where nothing was found.
-        seconds: that it took.
+        name: the name of the pass.
+        graph: the graph of the program: ``"program"``, ``"joint"``, ``"inference"``, ...
+        changes: the number of changes by kind; empty if there were none.
+        seconds: the time that the pass took.
+        refusals: the places that the pass looked at and left as they are.
+        ran: False for a pass that did not run; this is only recorded for passes that `explain` is asked about.
     """
 
     name: str
     graph: str
     changes: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    refusals: tuple[Refusal, ...] = ()
+    ran: bool = True
 
 
 @dataclass

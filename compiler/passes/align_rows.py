@@ -27,6 +27,7 @@ from ...rewrites.layout import adapt_users, is_kernel, missing
 from ...rewrites.moves import REORDERS, RESIZES
 from ...rewrites.sizes import SizeTable
 from ..lowering.call import becomes_kernel
+from .registry import refuse
 
 aten = torch.ops.aten
 
@@ -61,7 +62,11 @@ def _gap(node: fx.Node) -> int:
     if value.device.type not in _DEVICES or any(type(n) is not int or n == 0 for n in value.shape):
         return 0
     gap = missing(columns, value.itemsize) if value.is_contiguous() else 0
-    return gap if columns + gap <= MOST * columns else 0
+    if columns + gap > MOST * columns:
+        if any(op_name(u) == "aten.mm" for u in _readers(node)):
+            refuse("too-short", f"{gap} more columns are more than {MOST - 1:.0%} of rows of {columns}", node)
+        return 0
+    return gap
 
 
 def _is_written_by_us(node: fx.Node) -> bool:
@@ -74,7 +79,12 @@ def _is_written_by_us(node: fx.Node) -> bool:
 def _is_multiplied(node: fx.Node) -> bool:
     """Whether a product reads a matrix, perhaps through views, and no reader relies on its strides."""
     users = list(_readers(node))
-    return any(op_name(u) == "aten.mm" for u in users) and not any(u.op == "output" or is_kernel(u) for u in users)
+    if not any(op_name(u) == "aten.mm" for u in users):
+        return False
+    if any(u.op == "output" or is_kernel(u) for u in users):
+        refuse("strides-needed", "a result of the program, or a kernel, relies on the strides of the matrix", node)
+        return False
+    return True
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

@@ -26,6 +26,7 @@ from ...rewrites.graph import op_name, val
 from ...rewrites.moves import ALIASES
 from ...rewrites.sizes import SizeTable
 from ..autograd.joint_graph import backward_nodes, mark_recomputed
+from .registry import refuse
 
 aten = torch.ops.aten
 
@@ -58,8 +59,12 @@ def _is_plain(node: fx.Node) -> bool:
         return False
     sizes = (*val(x).shape, *val(node.args[0]).shape)
     if "recompute" in pool.meta or not all(isinstance(n, int) and n for n in sizes):
+        refuse("sizes", "a size is symbolic or 0, or the user checkpoints the pooling", pool)
         return False
-    return _reach(val(x).shape[-1], geometry) <= torch.iinfo(torch.int16).max
+    if _reach(val(x).shape[-1], geometry) > torch.iinfo(torch.int16).max:
+        refuse("offsets", "offsets within a window need more than 16 bits", pool)
+        return False
+    return True
 
 
 def _reach(width: int, geometry: Sequence[Any]) -> int:

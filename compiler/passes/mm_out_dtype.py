@@ -17,6 +17,7 @@ from ...rewrites.graph import arguments, dtype, is_tensor, op_name, val
 from ...rewrites.moves import VIEWS
 from ...rewrites.sizes import SizeTable
 from ..lowering.fallbacks import calls_library
+from .registry import refuse
 
 aten = torch.ops.aten
 
@@ -61,9 +62,13 @@ def _widen(editor: Editor, cast: fx.Node) -> bool:
     while len(product.users) == 1 and op_name(product) in VIEWS:  # type: ignore[union-attr]
         views.append(product)
         product = product.args[0]  # type: ignore[union-attr]
-    if not isinstance(product, fx.Node) or product.target is not aten.mm.default or len(product.users) != 1:
+    if not isinstance(product, fx.Node) or product.target is not aten.mm.default:
         return False
-    if dtype(product.args[0]) != dtype(product.args[1]) or not _is_written(cast):
+    if len(product.users) != 1 or dtype(product.args[0]) != dtype(product.args[1]):
+        refuse("other-readers", "the product has other readers, or operands of two dtypes", product)
+        return False
+    if not _is_written(cast):
+        refuse("converted-by-kernels", "only generated kernels read the cast, and convert while they read", cast)
         return False
     with editor.at(cast):
         new = editor.call(aten.mm.dtype, *product.args, torch.float32)

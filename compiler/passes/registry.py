@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
 from ...rewrites.profit import Oracle
+from ...rewrites.reason import Reason
 from ...rewrites.record import GraphRecord
 from ..options import Options
+
+_refused: ContextVar[list[Reason] | None] = ContextVar("refused", default=None)
 
 
 @dataclass
@@ -98,9 +103,12 @@ class Pass:
         """Whether the pass consists of rules or templates, whose matches can be left out one by one."""
         return self.seconds in ("", "templates")
 
-    def runs(self, context: Context) -> bool:
-        """Whether all conditions hold."""
-        return all(condition.holds(context) for condition in self.when)
+    def refusal(self, context: Context) -> Reason | None:
+        """Why the pass does not run on a graph: the conditions that do not hold; None if it runs."""
+        missing = [condition.text for condition in self.when if not condition.holds(context)]
+        if not missing:
+            return None
+        return Reason("condition", f"it runs only if all of these hold: {', '.join(missing)}")
 
     def facts(self, stage: str) -> dict[str, Any]:
         """The pass as plain data, with the same fields as a rule, and its conditions."""
@@ -109,6 +117,24 @@ class Pass:
             "candidates": list(self.candidates), "numerics": self.numerics, "nan": self.nan, "tags": self.tags,
             "when": [condition.text for condition in self.when],
         }  # fmt: skip
+
+
+def refuse(code: str, message: str, *nodes: fx.Node) -> None:
+    """Tell the runner why the running pass leaves a place as it is."""
+    told = _refused.get()
+    if told is not None:
+        told.append(Reason(code, message, nodes))
+
+
+@contextmanager
+def refusals() -> Iterator[list[Reason]]:
+    """The reasons that passes give within the block."""
+    told: list[Reason] = []
+    token = _refused.set(told)
+    try:
+        yield told
+    finally:
+        _refused.reset(token)
 
 
 def module_text(function: Callable[..., Any] | None) -> str:

@@ -17,6 +17,7 @@ from ..record import (
     Match,
     NearMiss,
     PassRun,
+    Refusal,
     Region,
     Snapshot,
     SnapshotNode,
@@ -48,7 +49,7 @@ def decode_graph(data: Mapping[str, Any]) -> GraphRecord:
         declined=[_match(item) for item in data["declined"]],
         near_misses=[_near_miss(item) for item in data["near_misses"]],
         fallbacks=[_fallback(item) for item in data["fallbacks"]],
-        passes=[PassRun(**item) for item in data.get("passes", [])],
+        passes=[_pass_run(item) for item in data.get("passes", [])],
         code=[_code(item) for item in data.get("code", [])],
         seconds=dict(data["seconds"]),
         errors={rule: [float(error) for error in errors] for rule, errors in data["errors"].items()},
@@ -93,6 +94,11 @@ def _evidence(data: Mapping[str, Any]) -> Evidence:
 
 def _near_miss(data: Mapping[str, Any]) -> NearMiss:
     return NearMiss(**{**data, "site": _site(data["site"]), "root": _site(data["root"])})
+
+
+def _pass_run(data: Mapping[str, Any]) -> PassRun:
+    refusals = tuple(Refusal(**{**item, "site": _site(item["site"])}) for item in data.get("refusals", ()))
+    return PassRun(**{**data, "refusals": refusals})
 
 
 def _fallback(data: Mapping[str, Any]) -> Fallback:

@@ -57,3 +57,49 @@ def test_graphs_are_checked_after_each_pass_under_verify(monkeypatch):
     with regraft.coverage() as cov, torch.no_grad():
         run(torch.randn(4))
     assert len(checked) == sum(bool(run.changes) for run in cov.graphs[0].passes) > 0
+
+
+def test_a_pass_says_why_it_does_not_run_and_what_it_leaves():
+    """The conditions that do not hold; option `without`; nothing of the kind; the places that it refuses."""
+
+    def program(x, w):
+        return (x @ w).float()
+
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+
+    def told(name, **options):
+        text = str(regraft.explain(name, torch.no_grad()(program), x, w, options=options))
+        assert "it does   " in text
+        return text
+
+    assert "not run\n    reason    condition: it runs only if all of these hold: CUDA" in told("constants_on_device")
+    assert "no changes\n    reason    nothing-found" in told("fold_uniform")
+    assert "not run\n    reason    switched-off" in told("fold_uniform", without=("fold_uniform",))
+    assert "attention-template: 0 changes" in told("attention-template")
+
+
+def test_passes_tell_of_places_that_they_leave(monkeypatch):
+    def refuses(graph, context):
+        registry.refuse("odd", "the number is odd", next(n for n in graph.graph.nodes if n.op == "call_function"))
+        return 0
+
+    added = registry.Pass("evens", refuses, doc="2 * x  ->  x + x")
+    monkeypatch.setattr("regraft.compiler.stages.LOWERED", (added,))
+    with regraft.coverage() as cov, torch.no_grad():
+        torch.compile(lambda x: x.sin() * 3, backend="regraft")(torch.randn(4))
+    (run,) = [run for run in cov.graphs[0].passes if run.name == "evens"]
+    (refusal,) = run.refusals
+    assert (run.ran, run.changes, refusal.code) == (True, {}, "odd") and "x.sin() * 3" in refusal.site.code
+    assert regraft.Coverage.from_json(cov.to_json()).graphs[0].passes == cov.graphs[0].passes
+
+
+def test_a_pass_that_fails_says_so(monkeypatch):
+    def fails(graph, context):
+        raise ValueError("planted")
+
+    monkeypatch.setattr("regraft.compiler.stages.LOWERED", (registry.Pass("fails", fails, doc="x  ->  x"),))
+    with regraft.coverage() as cov, torch.no_grad():
+        made = torch.compile(lambda x: x.sin() * 3, backend="regraft")(torch.ones(4))
+    torch.testing.assert_close(made, torch.ones(4).sin() * 3)
+    (run,) = [run for run in cov.graphs[0].passes if run.name == "fails"]
+    assert not run.ran and [refusal.code for refusal in run.refusals] == ["failed"]

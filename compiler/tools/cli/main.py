@@ -135,21 +135,25 @@ def report(
 @app.command()
 @grouped
 def explain(
-    rule: Annotated[str, typer.Argument(help="A rule or a family; `regraft rules` lists them.")],
+    rule: Annotated[str, typer.Argument(help="A rule, a family or a pass; `regraft rules` lists them.")],
     target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
     model: TargetOptions,
     backend: ExplainedOptions,
     everything: Annotated[bool, typer.Option("--all", help="Every near miss, however little matched.")] = False,
     normal: Annotated[bool, typer.Option("--normal", help="Print the program as rules see it, too.")] = False,
 ) -> None:
-    """Say where a rule matches a model, and where it does not: how far it got, what it expected, what it found."""
+    """Say where a rule matches a model, and where it does not: how far it got, what it expected, what it found.
+
+    Of a pass, say on which graphs it ran, what it changed, and why it left the rest.
+    """
     import torch
 
-    from ..explain.explain import explain_all
+    from ..explain.explain import explain_all, explained_passes
 
     with usage_errors():
         mine = own_rules(backend.own)
-        chosen = _explained(rule, target, mine)
+        passes = explained_passes(rule)
+        chosen = [] if passes else _explained(rule, target, mine)
         mine = with_offered(mine, chosen)
         loaded = loaded_target(target, model.choices())
         options = backend.compiled(mine)
@@ -158,7 +162,7 @@ def explain(
             progress(f"matching {rule} in {target}", 0.5)
             with torch.set_grad_enabled(model.train):
                 found = explain_all(
-                    chosen,
+                    passes or chosen,
                     loaded.model,
                     *loaded.args,
                     options=options,

@@ -1,11 +1,13 @@
-"""Why did a rule match, or not? `explain` compiles a model as `torch.compile` does, and reports on some rules.
+"""Why did a rule match, or not? `explain` compiles a model as `torch.compile` does, and reports on rules or passes.
 
-All rules run, so that rules whose input another rule creates match too. Reports go down to single operators.
+All rules run, so that rules whose input another rule creates match too. Reports go down to single operators. Of a pass,
+reports say on which graphs it ran, what it changed, and why it left the rest as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,10 +19,26 @@ from ....rewrites.ruleset import RuleSet
 from ...backend import Compilation
 from ...options import OptionError, Options
 from ...options.rules import resolve_rules
+from ...pipeline import pass_facts
 from ..own_code import with_own_code
 from .explanation import Explanation
 
 _LATER = ("configuration", "cudagraphs", "wrapper", "kernels")  # stages whose fallbacks hide nothing from rules
+
+
+@dataclass(frozen=True)
+class ExplainedPass:
+    """A pass or a template, as far as an explanation needs it."""
+
+    name: str
+    doc: str
+    advice: Mapping[str, str] = field(default_factory=dict)
+
+
+def explained_passes(name: str) -> list[ExplainedPass]:
+    """The pass or template of a name."""
+    found = [fact for fact in pass_facts() if fact["name"] == name]
+    return [ExplainedPass(name, fact["doc"]) for fact in found[:1]]
 
 
 def explain(
@@ -29,7 +47,8 @@ def explain(
     """Compile `model`, run it on the arguments, and report the matches and near misses of `rule`.
 
     Args:
-        rule: a rule or the name of one. It runs among those of option ``rules``, by default the library's.
+        rule: a rule, or the name of a rule or a pass. A rule runs among those of option ``rules``, by default the
+            library's.
         model: a module or function; it is run once. It is not changed.
         *args: its arguments.
         options: as for `torch.compile`. By default, every legal match is applied (``{"profit": "always"}``). To see
@@ -44,7 +63,7 @@ def explain(
 
 
 def explain_all(
-    rules: Iterable[Rule | str],
+    rules: Iterable[Rule | ExplainedPass | str],
     model: Callable[..., Any],
     *args: Any,
     options: Mapping[str, Any] | None = None,
@@ -54,7 +73,7 @@ def explain_all(
     """The same for several rules, in one compilation.
 
     Args:
-        rules: rules or names.
+        rules: rules, passes, or names of them.
         model: a module or function.
         *args: its arguments.
         options: as for `torch.compile`.
@@ -63,7 +82,8 @@ def explain_all(
     """
     chosen = [_chosen(rule, model) for rule in rules]
     given = {"profit": "always"} if options is None else dict(options)
-    parsed = Options.parse(None, {**given, "rules": tuple(_beside(given.get("rules"), chosen))})
+    own = [rule for rule in chosen if isinstance(rule, Rule)]
+    parsed = Options.parse(None, {**given, "rules": tuple(_beside(given.get("rules"), own))})
     explained = frozenset(rule.name for rule in chosen)
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -79,12 +99,15 @@ def explain_all(
     return [_explanation(rule, cov.graphs) for rule in chosen]
 
 
-def _chosen(rule: Any, model: Any) -> Rule:
+def _chosen(rule: Any, model: Any) -> Rule | ExplainedPass:
     if callable(rule) and not isinstance(rule, (Rule, str)) and isinstance(model, (Rule, str)):
         raise TypeError(f"explain() takes the rule first, then the model: explain({model!r}, model, *args)")
-    if not isinstance(rule, (Rule, str)):
+    if not isinstance(rule, (Rule, ExplainedPass, str)):
         raise OptionError(f"explain() takes a rule or the name of one, not {type(rule).__name__}: {rule!r}")
-    (one,) = resolve_rules((rule,))
+    if isinstance(rule, ExplainedPass):
+        return rule
+    passes = explained_passes(rule) if isinstance(rule, str) else []
+    (one,) = passes or resolve_rules((rule,))
     return one
 
 
@@ -95,7 +118,7 @@ def _beside(rules: Any, chosen: Iterable[Rule]) -> RuleSet:
     return RuleSet(rule for rule in chosen if rule.name not in known) + known
 
 
-def _explanation(rule: Rule, graphs: list[GraphRecord]) -> Explanation:
+def _explanation(rule: Rule | ExplainedPass, graphs: list[GraphRecord]) -> Explanation:
     misses = [m for g in graphs for m in g.near_misses if m.rule == rule.name]
     telling = [m for m in misses if m.is_telling]
     matches = [m for g in graphs for m in g.applied if m.rule == rule.name]
@@ -113,11 +136,12 @@ def _explanation(rule: Rule, graphs: list[GraphRecord]) -> Explanation:
         others=[m for m in misses if m not in telling],
         later=_later(rule, graphs),
         advice=rule.advice,
+        runs=[run for g in graphs for run in g.passes if run.name == rule.name],
         normal={f"{g.name} {k[7:]}": t for g in graphs for k, t in g.details.items() if k.startswith("normal:")},
     )
 
 
-def _later(rule: Rule, graphs: list[GraphRecord]) -> dict[tuple[str, str], list[str]]:
+def _later(rule: Rule | ExplainedPass, graphs: list[GraphRecord]) -> dict[tuple[str, str], list[str]]:
     """The matches of other rules, by module and source line."""
     found: dict[tuple[str, str], list[str]] = {}
     for match in (match for graph in graphs for match in graph.applied):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ....rewrites.reason import Site
-from ....rewrites.record import Fallback, Match, NearMiss
+from ....rewrites.record import Fallback, Match, NearMiss, PassRun, Refusal
 from ....rewrites.words import counted
 from .advice import advice
 
@@ -26,7 +26,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Explanation:
-    """The matches and near misses of one rule in one model.
+    """The matches and near misses of one rule in one model; of a pass, its runs.
 
     Attributes:
         purpose: what the rule does, in one line.
@@ -38,6 +38,7 @@ class Explanation:
         fallbacks: parts of the model that no rule saw, with the reason; rules that raised errors.
         later: what other rules and templates did at the source line of a match or near miss, by that line.
         advice: the advice of the rule's author, by the codes of reasons.
+        runs: the runs of a pass over the graphs of the model, also those that its conditions prevented.
         normal: the graphs in normal form as text, by graph and stage of the rules.
     """
 
@@ -51,6 +52,7 @@ class Explanation:
     others: list[NearMiss] = field(default_factory=list)
     later: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
+    runs: list[PassRun] = field(default_factory=list)
     normal: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -63,6 +65,8 @@ class Explanation:
 
 def _text(found: Explanation, *, everything: bool = False) -> str:
     """The text of an explanation; `everything` that it knows."""
+    if found.runs and not (found.matches or found.declined or found.near_misses):
+        return "\n".join(_of_pass(found))
     missed = counted(sum(miss.is_telling for miss in found.near_misses), "near miss", "near misses")
     graphs = counted(found.graphs, "graph", "graphs")
     declined = f"{len(found.declined)} declined, " if found.declined else ""
@@ -86,6 +90,29 @@ def _text(found: Explanation, *, everything: bool = False) -> str:
     if not (found.matches or found.declined or found.near_misses or failed):
         lines.append("  nothing in the model looks like it")
     return "\n".join(lines)
+
+
+def _of_pass(found: Explanation) -> list[str]:
+    """The runs of a pass that records no matches: what it changed, and why not more."""
+    total = sum(sum(run.changes.values()) for run in found.runs)
+    lines = [f"{found.rule}: {counted(total, 'change', 'changes')} in {counted(found.graphs, 'graph', 'graphs')}"]
+    if found.purpose:
+        lines.append(f"  it does   {found.purpose}")
+    for run in found.runs:
+        changed = ", ".join(f"{count} {kind}" for kind, count in run.changes.items())
+        told = changed or ("no changes" if run.ran else "not run")
+        lines += ["", f"  {run.graph + ' graph':<16}  {told}"]
+        groups = _grouped(run.refusals, lambda refusal: refusal)
+        lines += [line for same in groups for line in _refused(same)]
+        if run.ran and not run.changes and not run.refusals:
+            lines.append("    reason    nothing-found: no part of the graph has the form that it looks for")
+    return lines
+
+
+def _refused(same: list[Refusal]) -> list[str]:
+    first = same[0]
+    lines = [f"    reason    {_times(same)}{first.code}: {first.message}"]
+    return lines + ([f"    at        {first.site}"] if first.site is not None else [])
 
 
 def _kind(miss: NearMiss) -> Hashable:

@@ -196,6 +196,7 @@ def test_explain(monkeypatch):
     told = run("explain", "attention", "small.py:model", *more).output
     assert "all of it" in told and "%relu = relu" in told
     assert asked == {"profit": "measured", "dynamic": True, "mode": "max-autotune", "freezing": True}
+    assert "cse: explained with" in run("explain", "cse", "small.py:model").output
     asked.clear()
     run("explain", "sdpa", "small.py:model", "--config", '{"profit": "measured"}')
     assert asked["profit"] == "measured"
