@@ -13,11 +13,11 @@ from support.triton_kernels import compiles, run_interpreted
 import regraft
 from regraft.compiler import options, stages
 from regraft.compiler.codegen.cpp import prelude_math
-from regraft.compiler.codegen.cpp import reductions as cpp_reductions
 from regraft.compiler.codegen.triton import kernel_source
 from regraft.compiler.codegen.triton import source as triton_source
 from regraft.compiler.ir import folds
-from regraft.compiler.ir.ops import OPS, OpInfo
+from regraft.compiler.ir.op_info import COSTLY, Cpp, OpInfo
+from regraft.compiler.ir.ops import OPS
 from regraft.compiler.ir.reducers import REDUCERS, Reducer
 from regraft.compiler.lowering.arithmetic import op
 from regraft.compiler.lowering.core import LOWERINGS, lowers
@@ -90,10 +90,10 @@ def test_a_pass(monkeypatch):
 @pytest.fixture
 def cube_root(monkeypatch):
     """An operation of the IR that is not in the table, and an operator that lowers to it."""
-    monkeypatch.setitem(OPS, "cbrt", OpInfo(1, "same", lambda x: x.sign() * x.abs() ** (1 / 3), floating=True))
-    # C++: `op_cbrt` for scalars, and for vectors a loop over them. Triton: libdevice has it under this name.
-    monkeypatch.setitem(prelude_math._LIBM, "cbrt", "cbrt")
-    monkeypatch.setattr(prelude_math, "_EACH1", f"{prelude_math._EACH1} cbrt")
+    # C++: the function of C's library for scalars, and a loop over lanes. Triton: libdevice has it under this name.
+    reference = lambda x: x.sign() * x.abs() ** (1 / 3)  # noqa: E731
+    info = OpInfo(1, "same", reference, floating=True, work=COSTLY, cpp=Cpp(libm="cbrt", lanes=True))
+    monkeypatch.setitem(OPS, "cbrt", info)
     for cached in (prelude_math.operations, BUILD._prelude):
         cached.cache_clear()
     library = torch.library.Library("contributing", "DEF")
@@ -122,9 +122,8 @@ def test_a_pointwise_operation(cube_root):
 @pytest.fixture
 def common_bits(monkeypatch):
     """A reducer that is not in the table, and an operator that lowers to it: the bits that any number of a row has."""
-    monkeypatch.setitem(REDUCERS, "bits", Reducer(1, ("value",), exact=True))
-    monkeypatch.setitem(folds.ALGEBRAS, "bits", folds.Algebra(lambda low, high: (0,), lambda a, b: a[0] | b[0]))
-    monkeypatch.setitem(cpp_reductions._OPERATORS, "bits", "|")
+    info = Reducer(1, ("value",), lambda low, high: (0,), lambda a, b: a[0] | b[0], exact=True, cpp="{0} | {1}")
+    monkeypatch.setitem(REDUCERS, "bits", info)
     made = {**triton_source._library(), "join_bits": "@triton.jit\ndef join_bits(x, y):\n    return x | y"}
     monkeypatch.setattr(triton_source, "_library", lambda: made)
     library = torch.library.Library("contributing", "DEF")

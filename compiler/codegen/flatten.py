@@ -19,12 +19,11 @@ from ..ir.accesses import statements
 from ..ir.index.bounds import bounds
 from ..ir.index.index import Atom, Loaded
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
+from ..ir.ops import COMPARISONS
 from ..ir.program import Buffer, Reduction, Store
+from ..ir.reducers import REDUCERS
 from ..ir.value import Const, Load, Number, Op, Result, Rewriter, Value
 from .narrow import Narrower, Span, fits_32_bits
-
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_PLACED = ("argmax", "argmin")
 
 
 def flatten(kernel: Kernel) -> Kernel:
@@ -74,7 +73,7 @@ class _Flattening:
 
     def _shorten(self, reduction: Reduction, fold: Fold) -> None:
         """Keep places and sums in 32 bits from here on, where none needs more."""
-        if reduction.reducer in _PLACED and _runs(fold):
+        if REDUCERS[reduction.reducer].has_position and _runs(fold):
             span = self._least_and_greatest(reduction.values[1])
             if span is not None:
                 self._narrow.results[reduction.name, 1] = span
@@ -126,7 +125,7 @@ class _Flattening:
     def _value(self, value: Value) -> Value | None:
         if isinstance(value, Load):
             return Load(value.buffer, (self._offset(value.buffer, value.indices),), value.dtype)
-        if isinstance(value, Op) and value.name in _COMPARISONS:
+        if isinstance(value, Op) and value.name in COMPARISONS:
             narrow = tuple(map(self._narrow.narrowed, value.args))
             return Op(value.name, narrow, value.dtype) if None not in narrow else None
         if isinstance(value, Result) and (value.reduction, value.component) in self._narrow.results:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..ir.index.bounds import bounds
+from ..ir.ops import OPS
 from ..ir.value import Const, Guarded, Number, Op, Result, Value
 
 Span = tuple[int, int]
@@ -87,45 +88,36 @@ class Narrower:
     def _computed(self, value: Value) -> Span | None:
         """The span of what is computed, from those of its parts."""
         if isinstance(value, Guarded):
-            spans, of = [self.span(value.value), self.span(value.other)], _either
+            spans, of = [self.span(value.value), self.span(value.other)], OPS["where"].span
         elif isinstance(value, Op) and value.name in _LIMITS:
             return self._limited(value)
-        elif isinstance(value, Op) and value.name in _SPANS:
+        elif isinstance(value, Op):
             numbers = value.args[1:] if value.name == "where" else value.args
-            spans, of = [self.span(arg) for arg in numbers], _SPANS[value.name]
+            spans, of = [self.span(arg) for arg in numbers], OPS[value.name].span
         else:
             return None
         known = [span for span in spans if span is not None]
-        return of(*known) if len(known) == len(spans) else None
+        return of(*known) if of is not None and len(known) == len(spans) else None
 
     def _limited(self, value: Op) -> Span | None:
         """The span of what limits keep from both sides: ``minimum(maximum(x, a), b)``, whatever `x` is."""
         low, high = self._ends(value.args[0]), self._ends(value.args[1])
-        ends = _SPANS[value.name](low, high)
+        ends = _span(value)(low, high)
         return None if any(map(math.isinf, ends)) else ends
 
     def _ends(self, value: Value) -> Any:
         """The span of a number, infinite where nothing is known."""
         if isinstance(value, Op) and value.name in _LIMITS:
-            return _SPANS[value.name](*map(self._ends, value.args))
+            return _span(value)(*map(self._ends, value.args))
         return self.span(value) or (-math.inf, math.inf)
+
+
+def _span(value: Op) -> Callable[..., Span]:
+    found = OPS[value.name].span
+    assert found is not None, value
+    return found
 
 
 def fits_32_bits(span: Span) -> bool:
     """Whether all of a span are numbers of 32 bits."""
     return _INT32.min <= span[0] <= span[1] <= _INT32.max
-
-
-def _either(a: Span, b: Span) -> Span:
-    return min(a[0], b[0]), max(a[1], b[1])
-
-
-_SPANS: dict[str, Callable[..., Span]] = {
-    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
-    "mul": lambda a, b: (min(x * y for x in a for y in b), max(x * y for x in a for y in b)),
-    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
-    "minimum": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
-    "maximum": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
-    "bitwise_not": lambda a: (~a[1], ~a[0]),
-    "where": _either,
-}

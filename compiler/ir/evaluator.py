@@ -14,11 +14,8 @@ from typing import Any
 import torch
 
 from .index.index import Atom, Loaded, Size, Var, evaluate
-from .ops import OPS
+from .ops import DIVISIONS, OPS
 from .value import Const, Guarded, Load, Number, Op, Result, Value, operands
-
-# Integer division by zero raises; where the quotient is not asked for, the divisor is 1 instead.
-_DIVIDING = {"floordiv", "truncdiv", "remainder", "fmod"}
 
 
 class Evaluator:
@@ -96,7 +93,7 @@ class Evaluator:
     def _operation(self, value: Op, active: torch.Tensor | None) -> torch.Tensor:
         info = OPS[value.name]
         args = [self.value(arg, active) for arg in value.args]
-        if value.name in _DIVIDING and active is not None:
+        if value.name in DIVISIONS and active is not None:  # where it is not asked for, the divisor is 1
             args[1] = torch.where(active, args[1], 1).to(args[1].dtype)
         return info.reference(*args, value.dtype) if info.result == "given" else info.reference(*args)
 

@@ -18,16 +18,11 @@ import torch
 
 from .index.index import Var, number_text
 from .kernel import Assign, Fold, Kernel, Loop, Statement
+from .ops import OPS
 from .program import Buffer, Definition, Extern, Program, Reduction, Store
 from .value import Const, Guarded, Load, Number, Op, Result, Value, operands, walk
 
 _LONGEST = 90
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "remainder": "%", "pow": "**",
-    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "logical_and": "and", "logical_or": "or", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
-    "lshift": "<<", "rshift": ">>",
-}  # fmt: skip
 _STORE = {None: "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min=", "or": "|=", "and": "&="}
 _PLAIN = (torch.bool, torch.int64, torch.float32)
 
@@ -203,9 +198,9 @@ class _Writer:
 
     def _operation(self, value: Op) -> str:
         args = [self._texts[arg] for arg in value.args]
-        sign = _INFIX.get(value.name)
-        if sign is not None:
-            return f"({args[0]} {sign} {args[1]})"
+        info = OPS.get(value.name)
+        if info is not None and info.sign:
+            return f"({args[0]} {info.sign} {args[1]})"
         name = {"cast": "", "bitcast": "bits_as_"}.get(value.name)
         head = value.name if name is None else name + dtype_text(value.dtype)
         return f"{head}({', '.join(map(_bare, args))})"

@@ -26,12 +26,12 @@ from .index import index as ix
 from .index.bounds import bounds, known_le, known_lt, known_nonnegative
 from .index.index import Index, Loaded
 from .index.ranges import value_bounds
-from .ops import OPS
+from .op_info import Neutral
+from .ops import OPS, ORDERS
 from .value import Const, Guarded, Load, Number, Op, Rewriter, Value
 
 ROUNDINGS = {"round_bfloat16": torch.bfloat16, "round_float16": torch.float16}
 _EXPONENTS = 120  # of powers of two whose reciprocals are normal numbers of all dtypes that are computed with
-_KEEPS_ROUNDED = {"neg", "abs", "maximum", "minimum", "where", "sign", "floor", "ceil", "trunc", "round"}
 
 
 def simplify(value: Value, halves: Mapping[str, torch.dtype] | None = None) -> Value:
@@ -87,7 +87,7 @@ class Simplifier(Rewriter):
             return frozenset({ROUNDINGS[value.name]})
         if value.name == "cast" and value.dtype == torch.float32 and value.args[0].dtype == torch.bool:
             return frozenset(ROUNDINGS.values())
-        if value.name in _KEEPS_ROUNDED and value.dtype == torch.float32:
+        if OPS[value.name].laws.keeps_rounded and value.dtype == torch.float32:
             args = value.args[1:] if value.name == "where" else value.args
             return frozenset.intersection(*(self._rounded.get(arg, frozenset()) for arg in args))
         return frozenset()
@@ -120,12 +120,9 @@ def _operation(value: Op) -> Value:
     if len(value.args) == 2:
         return _binary(value)
     inner = value.args[0]
-    if value.name in _INVOLUTIONS and isinstance(inner, Op) and inner.name == value.name:
+    if OPS[value.name].laws.involutive and isinstance(inner, Op) and inner.name == value.name:
         return inner.args[0] if inner.args[0].dtype == value.dtype else value
     return value
-
-
-_INVOLUTIONS = {"neg", "logical_not", "bitwise_not"}
 
 
 @lru_cache(1 << 12)
@@ -196,33 +193,17 @@ def _const_roundings(value: Const) -> frozenset[torch.dtype]:
 
 # -- identities of two operands ---------------------------------------------------------------------------------------
 
-# Operand positions at which a constant changes nothing, by operation: the constant for floats, integers, bool.
-_Neutral = tuple[Any, Any, Any]
-_RIGHT: dict[str, _Neutral] = {
-    "add": (-0.0, 0, None), "sub": (0.0, 0, None), "mul": (1.0, 1, True), "div": (1.0, None, None),
-    "floordiv": (None, 1, None), "truncdiv": (None, 1, None), "lshift": (None, 0, None), "rshift": (None, 0, None),
-    "bitwise_or": (None, 0, False), "bitwise_xor": (None, 0, False), "bitwise_and": (None, -1, True),
-    "logical_and": (None, None, True), "logical_or": (None, None, False), "logical_xor": (None, None, False),
-}  # fmt: skip
-_COMMUTE = {"add", "mul", "bitwise_or", "bitwise_xor", "bitwise_and", "logical_and", "logical_or", "logical_xor"}
-# Constants that decide the result, whatever the other operand is.
-_ABSORBING: dict[str, _Neutral] = {
-    "mul": (None, 0, False), "bitwise_and": (None, 0, False), "bitwise_or": (None, -1, True),
-    "logical_and": (None, None, False), "logical_or": (None, None, True),
-}  # fmt: skip
-_IDEMPOTENT = {"maximum", "minimum", "bitwise_and", "bitwise_or"}
-
 
 def _binary(value: Op) -> Value:
-    left, right = value.args
-    if left is right and value.name in _IDEMPOTENT:
+    (left, right), laws = value.args, OPS[value.name].laws
+    if left is right and laws.idempotent:
         return left
-    if _is(right, _RIGHT.get(value.name)) and left.dtype == value.dtype:
+    if _is(right, laws.neutral) and left.dtype == value.dtype:
         return left
-    if value.name in _COMMUTE and _is(left, _RIGHT[value.name]) and right.dtype == value.dtype:
+    if laws.commutes and _is(left, laws.neutral) and right.dtype == value.dtype:
         return right
     for constant in (left, right):
-        if _is(constant, _ABSORBING.get(value.name)) and constant.dtype == value.dtype:
+        if _is(constant, laws.absorbing) and constant.dtype == value.dtype:
             return constant
     if value.name in ("div", *_RESTS) and _is_power_of_two(right) and value.dtype.is_floating_point:
         return _scaled(value) if value.name == "div" else _rest(value)
@@ -267,7 +248,7 @@ def _rest(value: Op) -> Value:
     return made("where", made("eq", rest, zero, dtype=torch.bool), made("mul", left, zero), rest)
 
 
-def _is(value: Value, wanted: _Neutral | None) -> bool:
+def _is(value: Value, wanted: Neutral | None) -> bool:
     if wanted is None or not isinstance(value, Const) or isinstance(value.number, Index):
         return False
     dtype = value.dtype
@@ -322,12 +303,12 @@ def _of_indices(value: Op) -> Value | None:
     return Number(made, torch.int64) if isinstance(made, Index) else Const(made, torch.int64)
 
 
-_BELOW, _ABOVE = ("lt", "le"), ("gt", "ge")
+_BELOW = ORDERS[:2]
 
 
 def _of_ranges(value: Op) -> Value | None:
     """A comparison of integers that what they can be decides; None where it does not."""
-    if value.name not in (*_BELOW, *_ABOVE) or any(arg.dtype.is_floating_point for arg in value.args):
+    if value.name not in ORDERS or any(arg.dtype.is_floating_point for arg in value.args):
         return None
     (low, high), (least, most) = map(value_bounds, value.args)
     nearest, farthest = ((high, least), (low, most)) if value.name in _BELOW else ((low, most), (high, least))

@@ -12,7 +12,7 @@ from .folds import component_dtypes
 from .index.bounds import known_lt, known_nonnegative
 from .index.index import Atom, Index, Loaded, Size, Var, atoms
 from .index.positive import assuming_iterations
-from .ops import OPS
+from .ops import OPS, SHIFTS
 from .printer import dtype_text, index_text, value_text
 from .program import Buffer, Reduction, Store
 from .reducers import REDUCERS, algebra_of
@@ -20,9 +20,6 @@ from .value import Const, Guarded, Load, Op, Result, Value, compute_dtype, indic
 
 Code = Literal["unknown", "name", "arity", "dtype", "rank", "scope", "range", "order", "access"]
 
-_SHIFTS = {"lshift", "rshift"}
-_BITS = {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", *_SHIFTS}
-_FLOATING = ("welford", "softmax", "logaddexp")
 _TEXT = 120
 
 
@@ -111,7 +108,7 @@ def reduction_findings(reduction: Reduction, scope: Scope) -> Iterator[Finding]:
         yield scope.found("dtype", f"positions are int64: {reduction.name}")
     elif reducer.folds and len({value.dtype for value in reduction.values}) > 1:
         yield scope.found("dtype", f"components are of one dtype: {reduction.name}")
-    elif algebra_of(reduction.reducer) in _FLOATING and not reduction.values[0].dtype.is_floating_point:
+    elif REDUCERS[algebra_of(reduction.reducer)].floating and not reduction.values[0].dtype.is_floating_point:
         yield scope.found("dtype", f"{reduction.reducer} takes floating operands: {reduction.name}")
 
 
@@ -168,13 +165,13 @@ def _wrong_dtypes(value: Op) -> str | None:
     if value.name == "where":
         if dtypes.pop(0) != torch.bool:
             return "a condition is bool"
-    elif value.name in _SHIFTS and dtypes.pop().is_floating_point:
+    elif value.name in SHIFTS and dtypes.pop().is_floating_point:
         return "the amount of a shift is an integer"
     if len(set(dtypes)) > 1:
         return f"{value.name} of {', '.join(map(dtype_text, dtypes))}"
     if info.floating and not dtypes[-1].is_floating_point:
         return f"{value.name} takes floats"
-    if value.name in _BITS and dtypes[-1].is_floating_point:
+    if info.bits and dtypes[-1].is_floating_point:
         return f"{value.name} takes integers"
     if value.name == "bitcast" and value.dtype.itemsize != dtypes[-1].itemsize:
         return "bitcast keeps the width"

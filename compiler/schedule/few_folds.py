@@ -12,19 +12,11 @@ from dataclasses import replace
 from itertools import product
 
 from ..ir.program import Definition, Reduction
+from ..ir.reducers import REDUCERS
 from ..ir.value import Const, Op, Result, Rewriter, Value, substitute
 from .flat_access import rewritten
 
 FEW = 8  # most elements that are written out
-_OPERATIONS = {
-    "sum": "add",
-    "prod": "mul",
-    "max": "maximum",
-    "min": "minimum",
-    "any": "logical_or",
-    "all": "logical_and",
-}
-_OF_ITSELF = frozenset({"max", "min", "any", "all"})  # what folds of equal elements give is the element
 
 
 def without_constants(item: Definition) -> Definition:
@@ -34,7 +26,8 @@ def without_constants(item: Definition) -> Definition:
     """
     if item.scan or not all(isinstance(v.extent, int) and v.extent for v in item.reduced):
         return item
-    known = {r.name: r.values[0] for r in item.reductions if r.reducer in _OF_ITSELF and isinstance(r.values[0], Const)}
+    alike = [r for r in item.reductions if REDUCERS[r.reducer].idempotent]
+    known = {r.name: r.values[0] for r in alike if isinstance(r.values[0], Const)}
     if not known:
         return item
     rest = tuple(r for r in item.reductions if r.name not in known)
@@ -50,7 +43,7 @@ def written_out(item: Definition) -> Definition | None:
     count = 1
     for extent in extents:
         count *= extent
-    if count > FEW or any(r.reducer not in _OPERATIONS for r in item.reductions):
+    if count > FEW or any(not REDUCERS[r.reducer].operation for r in item.reductions):
         return None
     found = {r.name: _value(r, item) for r in item.reductions}
     results = Rewriter(value=lambda v: found[v.reduction] if isinstance(v, Result) else None)
@@ -62,7 +55,7 @@ def _value(reduction: Reduction, item: Definition) -> Value:
     (element,) = reduction.values
     places = product(*(range(v.extent) for v in item.reduced))
     first, *others = (substitute(element, dict(zip(item.reduced, at, strict=True))) for at in places)
-    total, name = first, _OPERATIONS[reduction.reducer]
+    total, name = first, REDUCERS[reduction.reducer].operation
     for other in others:
         total = Op(name, (total, other), element.dtype)
     if reduction.reducer == "sum" and element.dtype.is_floating_point:

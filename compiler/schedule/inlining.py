@@ -47,7 +47,6 @@ _PAIRS_WORTH = 2  # operations on values of pairs in the time of moving one byte
 LAUNCH = 4 << 20  # bytes moved in the time of another launch of a GPU that reads from caches
 _SEVERAL = 64  # times that each element is read by several readers that compute it
 _OVERLAP = 4  # most reads per element of a definition that is not cheap: for windows of pooling
-_SLOW = frozenset({"div", "sqrt", "rsqrt", "reciprocal", "floordiv", "truncdiv", "remainder", "fmod", "hypot"})
 
 NOT_INLINED = {
     "not-pointwise": "it reduces, scatters, or writes a part of its buffer",
@@ -85,7 +84,7 @@ def cost_of(value: Value, loops: Sequence[Var], buffers: Mapping[str, Buffer]) -
             continue
         if isinstance(part, (Op, Guarded)):
             ops += 1
-            slow |= isinstance(part, Op) and (part.name in _SLOW or OPS[part.name].costly)
+            slow |= isinstance(part, Op) and OPS[part.name].slow
             work += _work(part)
         elif isinstance(part, Load) and _steps_all(part, loops):
             full, loaded = full + 1, loaded + buffers[part.buffer].dtype.itemsize
@@ -103,11 +102,7 @@ def _limits(value: Op) -> bool:
 
 def _work(value: Op | Guarded) -> int:
     """The approximate number of machine operations of one operation."""
-    if isinstance(value, Guarded):
-        return 1
-    if value.name.startswith("philox"):
-        return 64
-    return 16 if OPS[value.name].costly else 4 if value.name in _SLOW else 1
+    return 1 if isinstance(value, Guarded) else OPS[value.name].work
 
 
 def _steps_all(load: Load, loops: Sequence[Var]) -> bool:

@@ -19,17 +19,16 @@ import torch
 from ..ir.folds import component_dtypes, identity
 from ..ir.index.index import Var, add, mul
 from ..ir.program import Buffer, Definition, Reduction, Store
-from ..ir.reducers import folding_states
+from ..ir.reducers import REDUCERS, folding_states
 from ..ir.value import Const, Guarded, Load, Number, Op, Result, Rewriter, Value
 
-_JOINED = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
-_BETTER = {"argmax": "gt", "argmin": "lt"}
 _FEWEST, _SHORTEST = 9, 1024  # parts that are worth another kernel, and stay apart; elements of a part
 
 
 def _can_be_joined(reducer: str) -> bool:
     """Whether results so far within a part can be joined with those of the parts before."""
-    return reducer in _JOINED or reducer in _BETTER or reducer == "softmax"
+    info = REDUCERS[reducer]
+    return info.operation != "" or info.wins is not None or reducer == "softmax"
 
 
 def parts_of(item: Definition, rows: int, programs: int) -> int:
@@ -120,10 +119,11 @@ def _loads(buffers: Sequence[Buffer], loops: Sequence[Var]) -> tuple[Value, ...]
 
 def _joined(reducer: str, a: Sequence[Value], b: Sequence[Value]) -> tuple[Value, ...]:
     """The components over the elements of `a`, then those of `b`: `ir.folds.combine` as formulas."""
-    if reducer in _JOINED:
-        return (_op(_JOINED[reducer], a[0], b[0]),)
-    if reducer in _BETTER:
-        return _first(_BETTER[reducer], a, b)
+    info = REDUCERS[reducer]
+    if info.operation:
+        return (_op(info.operation, a[0], b[0]),)
+    if info.wins is not None:
+        return _first(info.wins[0], a, b)
     top = _op("maximum", a[0], b[0])
     scaled = [_op("mul", total, _scale(x, top)) for x, total in (a, b)]
     return top, _op("add", *scaled)

@@ -12,11 +12,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from ..ir.program import Definition, Item, Program, Reduction
+from ..ir.reducers import REDUCERS
 from ..ir.value import Result, Value, walk
 from .dependences import checked, effects, roots
 from .zeros import is_unsigned, seen_signs, unsigned_buffers
-
-_ALONE = {"argmax": "max", "argmin": "min"}
 
 
 def without_unread(items: Iterable[Item], program: Program) -> list[Item]:
@@ -25,7 +24,7 @@ def without_unread(items: Iterable[Item], program: Program) -> list[Item]:
     wanted = {*program.outputs, *(name for name, b in program.buffers.items() if b.kind != "made")}
     wanted = wanted.union(*(effects(item).reads for item in items))
     less = [_stored_part(item, wanted) if isinstance(item, Definition) else item for item in items]
-    if not any(r.reducer in _ALONE for item in less if isinstance(item, Definition) for r in item.reductions):
+    if not any(REDUCERS[r.reducer].wins for item in less if isinstance(item, Definition) for r in item.reductions):
         return less
     signs, unsigned = seen_signs(less, program), unsigned_buffers(less, program)
     return [_folded_part(item, signs, unsigned) if isinstance(item, Definition) else item for item in less]
@@ -61,8 +60,8 @@ def _may_be_minus_zero(value: Value, unsigned: set[str]) -> bool:
 
 
 def _alone(reduction: Reduction) -> Reduction:
-    reducer = _ALONE.get(reduction.reducer)
-    return reduction if reducer is None else replace(reduction, reducer=reducer, values=reduction.values[:1])
+    wins = REDUCERS[reduction.reducer].wins
+    return reduction if wins is None else replace(reduction, reducer=wins[1], values=reduction.values[:1])
 
 
 __all__ = ["without_unread"]

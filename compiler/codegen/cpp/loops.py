@@ -12,6 +12,7 @@ from ...ir.index.bounds import bounds
 from ...ir.index.index import Var, mul
 from ...ir.kernel import Assign, Fold, Loop, Statement, Update
 from ...ir.program import Reduction
+from ...ir.reducers import REDUCERS
 from ...ir.value import Guarded, Load, Op, Result, Value, operands, walk
 from .plan import SMALL, Lanes, Plan, Tile, weight_of
 from .reductions import Accumulators
@@ -20,9 +21,6 @@ from .turned import Turned
 from .value_text import Values, Vectors, depends_on, may_fail
 from .woven import woven
 
-# Number of elements in one accumulator before it is folded into another, which bounds rounding errors. Means of moments
-# are rounded at each step, as are the squares of differences. Products have the same rounding errors in any order.
-_RUNS = {"sum": 256, "softmax": 256, "welford": 64}
 _GROUP = 64  # number of runs that are joined into a group, before groups are joined
 _Part = Callable[[Sequence[Accumulators], str, str], None]
 
@@ -419,8 +417,8 @@ def shape_of(plan: Plan, fold: Fold) -> tuple[int | None, int]:
 
 def _run_of(reductions: Iterable[Reduction]) -> int | None:
     """The number of iterations of a run; None if the order of folding does not change the result."""
-    floating = (r.reducer for r in reductions if r.values[0].dtype.is_floating_point)
-    return min((_RUNS[name] for name in floating if name in _RUNS), default=None)
+    runs = [REDUCERS[r.reducer].run for r in reductions if r.values[0].dtype.is_floating_point]
+    return min((run for run in runs if run is not None), default=None)
 
 
 def _changed(loop: Loop) -> Sources:

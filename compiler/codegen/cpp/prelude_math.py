@@ -11,25 +11,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Container
 
+from ...ir.ops import OPS
 from .prelude_division import DIVISION, VECTOR_DIVISION
 from .prelude_special import SPECIAL
 
-# Names that C's library has, by the name of the operation.
-_LIBM = {
-    name: "nearbyint" if name == "round" else name
-    for name in """
-        sqrt floor ceil trunc round exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh
-        asinh acosh atanh erf erfc lgamma atan2 hypot copysign nextafter fmod pow
-    """.split()  # noqa: SIM905
-}
-_BINARY = ("atan2", "hypot", "copysign", "nextafter", "fmod", "pow")
-_VECTOR_LIBRARY = """
-    exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc pow atan2
-    hypot
-""".split()  # noqa: SIM905
 # libmvec's names: 4 lanes of f32 are class b (SSE), 8 class d (AVX2), 16 class e (AVX-512).
 _CLASSES = (("f32", 4, "b"), ("f32", 8, "d"), ("f32", 16, "e"), ("f64", 2, "b"), ("f64", 4, "d"), ("f64", 8, "e"))
-_WRITTEN = ("exp", "tanh", "erf", "log")
 
 SCALARS = r"""
 #define ALL(T) \
@@ -48,9 +35,6 @@ ALL(bool) ALL(u8) ALL(i8) ALL(i16) ALL(i32) ALL(i64) ALL(f32) ALL(f64)
 SIGNED(u8) SIGNED(i8) SIGNED(i16) SIGNED(i32) SIGNED(i64) SIGNED(f32) SIGNED(f64)
 #define FLOATS(T, I) \
   INLINE T op_abs(T a) { return bitcast<T>((I)(bitcast<I>(a) & ~((I)1 << (sizeof(T) * 8 - 1)))); } \
-  INLINE T op_rsqrt(T a) { return 1 / op_sqrt(a); } \
-  INLINE T op_reciprocal(T a) { return 1 / a; } \
-  INLINE T op_sigmoid(T a) { return 1 / (1 + op_exp(-a)); } \
   INLINE bool op_isnan(T a) { return a != a; } \
   INLINE bool op_isinf(T a) { return op_abs(a) == (T)__builtin_inf(); } \
   INLINE bool op_signbit(T a) { return bitcast<I>(a) < 0; }
@@ -278,15 +262,6 @@ INLINE V<f32, 16> erf_f32(V<f32, 16> x) {
 """
 
 COMPOSED = r"""
-template <class X> INLINE X op_rsqrt(X a) { return 1 / op_sqrt(a); }
-template <class X> INLINE X op_reciprocal(X a) { return 1 / a; }
-template <class X> INLINE X op_sigmoid(X a) { return 1 / (1 + op_exp(-a)); }
-template <class X> INLINE X op_normal_cdf(X a) {
-  return (op_erf(a * like(a, 0.70710678118654752440)) + like(a, 1)) * like(a, 0.5);
-}
-template <class X> INLINE X op_normal_pdf(X a) {
-  return op_exp(a * a * like(a, -0.5)) * like(a, 0.39894228040143267794);
-}
 template <class X> INLINE X scale(X x, X top) { return sel(op_eq(x, like(x, -__builtin_inf())), X{}, op_exp(x - top)); }
 template <class X, class I> INLINE void co_argmax(X& x, I& i, X y, I j) {
   const auto lost = op_ne(x, x);
@@ -339,36 +314,47 @@ template <class X> INLINE X logaddexp(X a, X b) {
 """
 
 
-_EACH1 = "sqrt floor ceil trunc round " + " ".join(name for name in _VECTOR_LIBRARY if name not in _BINARY)
-_EACH2 = "copysign nextafter lshift rshift pow atan2 hypot"
-
-
 def _libm() -> str:
     lines = []
-    for name, spelled in _LIBM.items():
-        two = name in _BINARY
-        for kind, suffix in (("f32", "f"), ("f64", "")):
-            args, passed = (f"{kind} a, {kind} b", "a, b") if two else (f"{kind} a", "a")
-            lines.append(f"INLINE {kind} op_{name}({args}) {{ return __builtin_{spelled}{suffix}({passed}); }}")
+    for name, info in OPS.items():
+        for kind, suffix in (("f32", "f"), ("f64", "")) if info.cpp.libm else ():
+            args, passed = (f"{kind} a, {kind} b", "a, b") if info.arity == 2 else (f"{kind} a", "a")
+            lines.append(f"INLINE {kind} op_{name}({args}) {{ return __builtin_{info.cpp.libm}{suffix}({passed}); }}")
     return "\n".join(lines)
 
 
 def _each() -> str:
-    return "\n".join([*(f"EACH1({name})" for name in _EACH1.split()), *(f"EACH2({name})" for name in _EACH2.split())])
+    loops = [(name, info.arity) for name, info in OPS.items() if info.cpp.lanes or info.cpp.libmvec]
+    return "\n".join(f"EACH{arity}({name})" for name, arity in loops)
+
+
+def _composed() -> str:
+    """Operations that are expressions of others, for scalars and vectors alike."""
+    lines = []
+    for name, info in OPS.items():
+        if info.cpp.formula:
+            args = "X a, X b" if info.arity == 2 else "X a"
+            lines.append(f"template <class X> INLINE X op_{name}({args}) {{ return {info.cpp.formula}; }}")
+    return "\n".join(lines)
+
+
+def _has_polynomial(name: str) -> bool:
+    return OPS[name].cpp.polynomial
 
 
 def _written(lanes: int) -> str:
     """Overloads that prefer the polynomials above."""
     vector = f"V<f32, {lanes}>"
-    return "\n".join(f"INLINE {vector} op_{name}({vector} x) {{ return {name}_f32(x); }}" for name in _WRITTEN)
+    names = filter(_has_polynomial, OPS)
+    return "\n".join(f"INLINE {vector} op_{name}({vector} x) {{ return {name}_f32(x); }}" for name in names)
 
 
 def vector_symbols() -> dict[str, tuple[str, str, int]]:
     """Functions of libmvec by symbol: the operation, the type of lanes, how many."""
     made = {}
-    for name in _VECTOR_LIBRARY:
-        for kind, lanes, isa in _CLASSES:
-            form = "vv" if name in _BINARY else "v"
+    for name, info in OPS.items():
+        for kind, lanes, isa in _CLASSES if info.cpp.libmvec else ():
+            form = "v" * info.arity
             made[f"_ZGV{isa}N{lanes}{form}_{name}{'f' if kind == 'f32' else ''}"] = (name, kind, lanes)
     return made
 
@@ -377,11 +363,11 @@ def _library(vector_bytes: int, symbols: Container[str]) -> str:
     """Overloads that call libmvec, which clobbers every vector register but beats a loop over scalars."""
     lines = []
     for symbol, (name, kind, lanes) in vector_symbols().items():
-        written = kind == "f32" and name in _WRITTEN
+        written = kind == "f32" and _has_polynomial(name)
         if written or lanes * int(kind[1:]) // 8 > vector_bytes or symbol not in symbols:
             continue
         x = f"V<{kind}, {lanes}>"
-        args, passed = (f"{x} a, {x} b", "a, b") if name in _BINARY else (f"{x} a", "a")
+        args, passed = (f"{x} a, {x} b", "a, b") if OPS[name].arity == 2 else (f"{x} a", "a")
         lines.append(f'extern "C" {x} {symbol}({args}); INLINE {x} op_{name}({args}) {{ return {symbol}({passed}); }}')
     return "\n".join(lines)
 
@@ -391,5 +377,5 @@ def operations(vector_bytes: int, symbols: frozenset[str]) -> str:
     """The operations for vectors of up to `vector_bytes`, with the functions of libmvec among `symbols`."""
     widths = [lanes for lanes in (16, 8, 4, 2) if lanes * 4 <= vector_bytes]
     libraries = [*map(_written, widths), _library(vector_bytes, symbols)]
-    parts = [_libm(), SCALARS, DIVISION, VECTORS, _each(), VECTOR_DIVISION, *libraries, COMPOSED, SPECIAL]
+    parts = [_libm(), SCALARS, DIVISION, VECTORS, _each(), VECTOR_DIVISION, *libraries, _composed(), COMPOSED, SPECIAL]
     return "\n".join(parts)

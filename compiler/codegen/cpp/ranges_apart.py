@@ -20,6 +20,7 @@ import torch
 from ...ir.accesses import values
 from ...ir.index.index import Atom, Least, Most, Quotient, Remainder, Var, add, atoms, sub, terms
 from ...ir.kernel import Assign, Kernel, Loop, Statement
+from ...ir.ops import ORDERS
 from ...ir.simplify import Simplifier
 from ...ir.value import Const, Number, Op, Rewriter, Value, indices_of
 from .plan import weight_of
@@ -27,7 +28,6 @@ from .plan import weight_of
 _LONG = 16  # fewest iterations of a loop that is taken apart, as many as the widest vectors of 32 bits have lanes
 _RANGES = 6  # most ranges of one loop
 _CODE = 128  # most operations of all ranges together
-_COMPARISONS = ("lt", "le", "gt", "ge")
 
 
 def ranges_apart(kernel: Kernel, lanes: int) -> Kernel:
@@ -108,7 +108,7 @@ def _cuts(loop: Loop) -> Iterator[int]:
 
 def _of_comparison(value: Value, var: Var) -> tuple[int, ...]:
     """Where a comparison of numbers known to the loop changes."""
-    if not isinstance(value, Op) or value.name not in _COMPARISONS:
+    if not isinstance(value, Op) or value.name not in ORDERS:
         return ()
     a, b = (_number(arg) for arg in value.args)
     if a is None or b is None:

@@ -8,13 +8,11 @@ import torch
 
 from ...ir.folds import NO_POSITION, component_dtypes, identity
 from ...ir.program import Reduction
-from ...ir.reducers import algebra_of
+from ...ir.reducers import REDUCERS, algebra_of
 from ..source_writer import Writer
 from .dtypes import lane_type, literal, scalar_type
 
 _NO_PLACE = torch.iinfo(torch.int32).max  # `NO_POSITION` in 32 bits
-_OPERATORS = {"sum": "+", "prod": "*", "any": "|", "all": "&", "xor": "^"}
-_CALLS = {"max": "op_maximum", "min": "op_minimum", "logaddexp": "logaddexp"}
 
 
 class Accumulators:
@@ -90,25 +88,21 @@ class Accumulators:
     @property
     def _short(self) -> bool:
         """Whether joining takes so few instructions that a loop around it would take more."""
-        return self._reducer in _OPERATORS or self._reducer in ("max", "min")
+        return REDUCERS[self._reducer].simple
 
     def _join_turned(self, by: str) -> None:
         turned = [self._writer.define("auto", f"rotate({name}, {by})") for name in self.names[0]]
         self._fold("co", self.names[0], turned)
 
     def _fold(self, how: str, names: Sequence[str], values: Sequence[str]) -> None:
-        if self._reducer in _OPERATORS or self._reducer in _CALLS:
+        if REDUCERS[self._reducer].cpp:
             self._writer.line(f"{names[0]} = {self._simple(names[0], values[0])};")
         else:
             self._writer.line(f"{how}_{self._reducer}({', '.join([*names, *values])});")
 
     def _simple(self, a: str, b: str) -> str:
-        if self._truth:
-            sign = {"sum": "|", "max": "|", "any": "|", "xor": "^"}.get(self._reducer, "&")
-            return f"{a} {sign} {b}"
-        if self._reducer in _OPERATORS:
-            return f"{a} {_OPERATORS[self._reducer]} {b}"
-        return f"{_CALLS[self._reducer]}({a}, {b})"
+        info = REDUCERS[self._reducer]
+        return (info.cpp_truths if self._truth else info.cpp).format(a, b)
 
     def _spelled(self, text: str, dtype: torch.dtype) -> str:
         if self.lanes is None:

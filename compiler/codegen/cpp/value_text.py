@@ -13,7 +13,7 @@ from ...ir.accesses import index_values
 from ...ir.dependence import Dependence, Sources
 from ...ir.index.index import Atom, Index, Loaded, Size, Var, atoms, evaluate, from_terms, sub, terms
 from ...ir.index.ranges import in_range, wraps
-from ...ir.ops import OPS
+from ...ir.ops import DIVISIONS, OPS
 from ...ir.program import Store
 from ...ir.value import Const, Guarded, Load, Number, Op, Result, Value, walk
 from ..source_writer import Writer
@@ -22,7 +22,6 @@ from .index_text import fits_short, index_text, short_text
 from .operations import operation_text
 
 _SAMPLES = 8  # number of vectors of a loop that are examined before it is written
-INTEGER_DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 
 
 @dataclass
@@ -352,7 +351,7 @@ class Values:
         return f"ramp<{kind}>(({scalar}){self.at(value.index, copy)}, ({scalar}){self.at(stride, copy)})"
 
     def _check_divisor(self, value: Op, args: list[str], vector: bool) -> None:
-        if value.name not in INTEGER_DIVISIONS or value.dtype.is_floating_point:
+        if value.name not in DIVISIONS or value.dtype.is_floating_point:
             return
         divisor = value.args[1]
         if isinstance(divisor, Const) and divisor.number != 0:
@@ -403,7 +402,7 @@ def may_fail(value: Value) -> bool:
         return True
     if isinstance(value, Number):
         return bool(index_values(value.index))
-    return isinstance(value, Op) and (value.name in INTEGER_DIVISIONS or OPS[value.name].costly)
+    return isinstance(value, Op) and (value.name in DIVISIONS or OPS[value.name].costly)
 
 
 def _at(var: Var, place: int) -> Callable[[Any], int]:

@@ -16,11 +16,9 @@ import torch
 
 from ...ir.accesses import roots, statements
 from ...ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
+from ...ir.ops import OPS
 from ...ir.program import Reduction
 from ...ir.value import HALVES, Guarded, Load, Op, Result, Rewriter, Value, operands, walk
-
-_FAST = {"exp": "fast_exp", "div": "fast_quotient", "reciprocal": "fast_reciprocal", "sigmoid": "fast_sigmoid"}
-_STEPS = ("floor", "ceil", "trunc", "round", "sign", "floordiv", "truncdiv", "remainder", "fmod", "nextafter")
 
 
 def with_fast_functions(kernel: Kernel) -> Kernel:
@@ -44,7 +42,7 @@ def fast_values(stored: Sequence[tuple[Value, torch.dtype]]) -> list[Value]:
 
 
 def _has_fast(value: Value) -> bool:
-    return isinstance(value, Op) and value.name in _FAST and value.dtype == torch.float32
+    return isinstance(value, Op) and OPS[value.name].fast != "" and value.dtype == torch.float32
 
 
 # -- what has to be precise -------------------------------------------------------------------------------------------
@@ -96,7 +94,7 @@ def _decisive(value: Value) -> Iterator[Value]:
         yield value.condition
     elif isinstance(value, Load):
         yield from operands(value)
-    elif isinstance(value, Op) and (not value.dtype.is_floating_point or value.name in _STEPS):
+    elif isinstance(value, Op) and (not value.dtype.is_floating_point or OPS[value.name].decides):
         yield from value.args
 
 
@@ -132,4 +130,4 @@ def _rewriter(precise: Collection[Value]) -> Rewriter:
 
 
 def _fast(value: Value) -> Value | None:
-    return Op(_FAST[value.name], value.args, value.dtype) if isinstance(value, Op) and _has_fast(value) else None
+    return Op(OPS[value.name].fast, value.args, value.dtype) if isinstance(value, Op) and _has_fast(value) else None

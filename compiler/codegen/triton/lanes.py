@@ -19,6 +19,7 @@ from ...ir.dependence import Dependence
 from ...ir.index.bounds import bounds
 from ...ir.index.index import Var, add, mul, terms
 from ...ir.kernel import Statement
+from ...ir.ops import OPS
 from ...ir.value import Op
 from .iteration_space import is_indirect, number_of
 
@@ -31,27 +32,8 @@ _SECTOR = 32  # bytes that memory moves together
 _LESS = 1.5  # times fewer lines that are worth narrower accesses
 _NARROWEST_STORE = 4  # bytes that a lane stores at least
 _COPIES = 16  # copies of long code in one program
-_LONG = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "pow",
-        "remainder",
-        "fmod",
-        "lgamma",
-        "digamma",
-        "erfinv",
-        "atan2",
-        "sinh",
-        "asinh",
-        "acosh",
-        "floordiv",
-    ]
-)
 _BUSY, _NEARLY = 16, 15  # warps of a multiprocessor that hide latency, of 64; those that do if code is short
 _SHORT = 7  # operations of short code
-_FUNCTIONS = frozenset(["exp", "log", "log1p", "expm1", "div", "quotient", "tanh", "sigmoid"])
 _FUNCTION, _DOUBLE = 3, 4  # operations that take as long as one of them; as one in float64
 
 
@@ -98,7 +80,7 @@ class Few:
 
 def long_operations(body: Sequence[Statement]) -> int:
     """How many operations have long code."""
-    return sum(isinstance(value, Op) and value.name in _LONG for value in values(body))
+    return sum(isinstance(value, Op) and OPS[value.name].gpu == "long" for value in values(body))
 
 
 def is_short(body: Sequence[Statement]) -> bool:
@@ -108,10 +90,10 @@ def is_short(body: Sequence[Statement]) -> bool:
 
 def _operations(value: Op) -> int:
     """Simple operations that take as long as one."""
-    name = value.name.removeprefix("fast_")
-    if name in _LONG or name.startswith("philox"):
+    kind = OPS[value.name].gpu
+    if kind in ("long", "rounds"):
         return _SHORT + 1
-    number = _FUNCTION if name in _FUNCTIONS else 0 if name == "cast" else 1
+    number = _FUNCTION if kind == "function" else 0 if kind == "free" else 1
     return number * (_DOUBLE if value.dtype == torch.float64 else 1)
 
 

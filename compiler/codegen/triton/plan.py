@@ -33,6 +33,7 @@ from ...ir.examples import on_examples
 from ...ir.index import index as ix
 from ...ir.index.index import Var, mul
 from ...ir.kernel import Fold, Kernel, Loop, Statement, Update
+from ...ir.reducers import REDUCERS, Reducer
 from ...ir.value import Result
 from ...schedule.affine import never_meet, proportional
 from ...schedule.target import HOPPER
@@ -64,10 +65,6 @@ _WINDOW = 16  # most elements of a window that one lane goes through
 _GATHERED = 8192  # most elements of a block whose rows lie beside each other by an index
 _NARROW_BYTES = 2  # bytes of values of which a lane has twice as many
 _MANY = 4  # times that many programs from which on each needs fewer lanes
-# Folds whose elements are so expensive that work shared by lanes matters; and folds of 64-bit positions, for which
-# fewer lanes are better.
-_MOMENTS, _PLACES = frozenset({"welford"}), frozenset({"argmax", "argmin"})
-_PLAIN = frozenset({"sum", "prod", "max", "min", "any", "all", "xor"})  # folds of one operation
 _PAIRS = (64, 32)  # rows and columns of a tile whose elements are compared each with each
 _SECTOR = 32  # bytes that memory moves together
 _SMALL_TILE = 256  # elements of a tile of a transposition that is worth a program
@@ -221,8 +218,8 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memor
         return _pairing(loops, body, longest, memory)
     if _is_contiguous_along(loops, inner, body):
         loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), memory.bytes_of)
-        costly = len(loaded) > 1 or not _folds_all(body, _PLAIN) or not is_short(body)
-        moments, narrow = _folds(body, _MOMENTS), begin_anywhere(inner, body)
+        costly = len(loaded) > 1 or not _all_folds_are_simple(body) or not is_short(body)
+        moments, narrow = any(info.costly for info in _reducers(body)), begin_anywhere(inner, body)
         stored = any(a.stored and any(a.inner in leaf for leaf in inner) for a in accesses(body))
         columns = Columns(total, longest, max(loaded, default=4), len(inner) > 1, moments, costly, narrow, stored)
         return _with_blocks(loops, body, longest, column_blocks(columns, memory))
@@ -236,8 +233,8 @@ def _rows(
     total, once = extent_of(loops), len(inner) == 1
     loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), memory.bytes_of)
     narrow = 0 < max(loaded, default=0) <= _NARROW_BYTES
-    scan, moments = _has_scan(body), _folds(body, _MOMENTS)
-    found = Rows(loops, inner, max(loaded, default=0), longest, moments or _folds_all(body, _PLAIN))
+    scan, moments = _has_scan(body), any(info.costly for info in _reducers(body))
+    found = Rows(loops, inner, max(loaded, default=0), longest, moments or _all_folds_are_simple(body))
     block = held(found, len(loaded), scan, moments)
     rows = fitting(_rows_at_once(loops, inner, body, block), total, 1, memory.enough)
     sizes: list[tuple[int, int, float]]
@@ -245,7 +242,7 @@ def _rows(
     fewer = _fewer_a_lane(loops, inner, body, memory, (rows, block))
     sizes = [*fewer, *sizes]
     many = programs_of(total, rows) >= _MANY * memory.programs
-    if (narrow or _folds(body, _PLACES)) and longest <= block and many:
+    if (narrow or any(info.has_position for info in _reducers(body))) and longest <= block and many:
         sizes = [(rows if scan else more_rows(rows, block, total, once), block, 2), *sizes]
     if longest <= _WINDOW and _are_windows(loops, inner, body):
         sizes = [unrolled(total, memory), *sizes]
@@ -354,14 +351,13 @@ def _fewer_a_lane(
     return [(max(1, min(rows, most // columns)), columns, each / MOST)]
 
 
-def _folds(body: Sequence[Statement], reducers: frozenset[str]) -> bool:
-    """Whether a body has a fold with any of these reducers."""
-    return any(isinstance(s, Update) and s.reduction.reducer in reducers for s in statements(body))
+def _reducers(body: Sequence[Statement]) -> list[Reducer]:
+    """The reducers of all folds of a body."""
+    return [REDUCERS[s.reduction.reducer] for s in statements(body) if isinstance(s, Update)]
 
 
-def _folds_all(body: Sequence[Statement], reducers: frozenset[str]) -> bool:
-    """Whether all folds of a body are by these reducers."""
-    return all(s.reduction.reducer in reducers for s in statements(body) if isinstance(s, Update))
+def _all_folds_are_simple(body: Sequence[Statement]) -> bool:
+    return all(info.simple for info in _reducers(body))
 
 
 def _leaves(statement: Statement) -> list[tuple[Var, ...]]:

@@ -8,11 +8,8 @@ import torch
 
 from ...ir.folds import component_dtypes, identity
 from ...ir.program import Reduction
-from ...ir.reducers import algebra_of
+from ...ir.reducers import REDUCERS, algebra_of
 from .dtypes import bare_literal, spelled, type_name
-
-# Of these, lanes come together faster than by joining two at a time.
-_FOLDED_APART = frozenset({"softmax", "argmax", "argmin", "welford"})
 
 
 def carriers(reduction: Reduction) -> tuple[torch.dtype, ...]:
@@ -64,7 +61,7 @@ def joined(reduction: Reduction, left: Sequence[str], right: Sequence[str]) -> s
 
 def components_added(reduction: Reduction) -> int:
     """Of how many components of an element `added` makes use."""
-    return 1 if reduction.reducer in ("softmax", "welford") else len(carriers(reduction))
+    return REDUCERS[reduction.reducer].operands
 
 
 def added(
@@ -100,7 +97,7 @@ def folded(reduction: Reduction, lanes: Sequence[str], number: str = "") -> str:
     """One call that reduces lanes along the tile's second axis; `number`: of how many elements, where it is known."""
     if reduction.reducer == "welford" and number:
         return f"fold_counted_welford({', '.join([*lanes, number])})"
-    if algebra_of(reduction.reducer) in _FOLDED_APART:
+    if REDUCERS[algebra_of(reduction.reducer)].folds_lanes:
         return f"fold_{algebra_of(reduction.reducer)}({', '.join(lanes)})"
     given = lanes[0] if len(lanes) == 1 else f"({', '.join(lanes)})"
     return f"tl.reduce({given}, 1, join_{algebra_of(reduction.reducer)}, keep_dims=True)"
@@ -114,6 +111,6 @@ def scanned(reduction: Reduction, lanes: Sequence[str]) -> str:
 
 def begun(reduction: Reduction, partial: Sequence[str]) -> list[str]:
     """The first partial result joined to nothing: a sum begins with 0.0, as eager's, which negative zeros show."""
-    if reduction.reducer in ("sum", "logaddexp") and carriers(reduction)[0].is_floating_point:
+    if REDUCERS[reduction.reducer].from_zero and carriers(reduction)[0].is_floating_point:
         return [f"{name} + 0.0" for name in partial]
     return list(partial)

@@ -16,12 +16,13 @@ import torch
 from ...ir.dependence import Dependence, Sources
 from ...ir.index.index import Atom, Index, Loaded, Size, Var, add, atoms, mul
 from ...ir.index.ranges import in_range, wraps
+from ...ir.ops import COMPARISONS, OPS
 from ...ir.value import HALVES, Const, Guarded, Load, Number, Op, Result, Value, compute_dtype
 from ...schedule.affine import never_meet
 from .dtypes import bare_literal, literal, type_name
 from .index_text import index_text
 from .iteration_space import is_indirect, is_small
-from .operations import COMPARE, number_operands, operation_text
+from .operations import number_operands, operation_text
 from .writer import TritonWriter
 
 
@@ -246,13 +247,13 @@ class Values:
         assert isinstance(value, Op), value
         if self._compares_places(value):
             left, right = (self._place(arg) for arg in value.args)
-            return f"({left} {COMPARE[value.name]} {right})"
+            return f"({left} {OPS[value.name].sign} {right})"
         return operation_text(value, self._operands(value))
 
     def _compares_places(self, value: Op) -> bool:
         """Whether an operation compares indices that 32 bits hold: then they are compared as they are, not as 64."""
         numbers = [v.index if isinstance(v, Number) else v.number for v in value.args if isinstance(v, (Number, Const))]
-        if value.name not in COMPARE or len(numbers) != 2 or not any(map(self._is_block, numbers)):
+        if value.name not in COMPARISONS or len(numbers) != 2 or not any(map(self._is_block, numbers)):
             return False
         return not any(isinstance(n, (bool, float)) for n in numbers) and all(map(is_small, numbers))
 

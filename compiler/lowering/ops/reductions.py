@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ...ir.index.bounds import bounds
+from ...ir.reducers import REDUCERS
 from ...ir.value import Number, Value, compute_dtype
 from ..arithmetic import element, minus, op, over, plus, power, size_value, square, times, where
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers
@@ -126,7 +127,7 @@ def extremum(low: Lowering, x: Tensor, of: Space, reducer: str, output: int | No
     """The maximum or minimum (`reducer`) over rows that must not be empty."""
     require_elements(of)
     if x.dtype == torch.bool:
-        reducer = {"max": "any", "min": "all"}[reducer]
+        reducer = REDUCERS[reducer].of_truths
     return fold(low, of, reducer, x.at, _first, x.dtype, output=output)[0]
 
 

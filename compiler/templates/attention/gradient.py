@@ -8,14 +8,13 @@ tanh(s / 50) * 50                ->   1 - tanh(s / 50)^2
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
 from ...ir.dependence import Dependence
+from ...ir.ops import OPS
 from ...ir.value import Const, Load, Op, Value
 from .description import SCORE
-from .score import BOUNDED
 
 _F32 = torch.float32
 ONE, ZERO = Const(1.0, _F32), Const(0.0, _F32)
@@ -56,8 +55,9 @@ class _Derivative:
             raise NoDerivativeError(f"the derivative of {type(value).__name__} of {value.dtype} by the score")
         if value.name == "where":
             return self._chosen(*value.args)
-        if value.name in _OUTER:
-            return times(_OUTER[value.name](value, value.args[0]), self.of(value.args[0]))
+        outer = OPS[value.name].derivative
+        if outer is not None:
+            return times(outer(_Algebra, value, value.args[0]), self.of(value.args[0]))
         if value.name in ("add", "sub", "mul", "div"):
             return self._combined(value.name, value, *value.args)
         raise NoDerivativeError(f"the derivative of {value.name} by the score")
@@ -103,7 +103,7 @@ def is_finite(value: Value) -> bool:
         return math.isfinite(value.number)
     if not isinstance(value, Op):
         return False
-    if value.name in BOUNDED:
+    if OPS[value.name].bounded:
         return True
     if value.name in ("add", "sub", "mul", "neg"):
         return all(map(is_finite, value.args))
@@ -128,20 +128,13 @@ def times(a: Value, b: Value) -> Value:
     return Op("mul", (a, b), _F32)
 
 
-def _less_square(value: Value, _: Value) -> Value:
-    return Op("sub", (ONE, Op("mul", (value, value), _F32)), _F32)
+class _Algebra:
+    """The functions by which the table of operations writes derivatives."""
 
+    one, minus_one = ONE, Const(-1.0, _F32)
+    times = staticmethod(times)
 
-# Derivatives by the operand, as functions of the value and the operand.
-_OUTER: dict[str, Callable[[Value, Value], Value]] = {
-    "neg": lambda _, x: Const(-1.0, _F32),
-    "tanh": _less_square,
-    "fast_tanh": _less_square,
-    "exp": lambda value, x: value,
-    "sigmoid": lambda value, x: Op("mul", (value, Op("sub", (ONE, value), _F32)), _F32),
-    "log": lambda _, x: Op("reciprocal", (x,), _F32),
-    "reciprocal": lambda value, x: times(Const(-1.0, _F32), Op("mul", (value, value), _F32)),
-    "abs": lambda _, x: Op("sign", (x,), _F32),
-    "sin": lambda _, x: Op("cos", (x,), _F32),
-    "cos": lambda _, x: times(Const(-1.0, _F32), Op("sin", (x,), _F32)),
-}
+    @staticmethod
+    def op(name: str, *args: Value) -> Value:
+        """An operation on floats."""
+        return Op(name, args, _F32)

@@ -20,16 +20,15 @@ import torch
 from ....rewrites import compat
 from ...ir.evaluator import Evaluator
 from ...ir.index.index import Var
+from ...ir.ops import OPS
 from ...ir.value import Const, Load, Op, Value, variables, walk
 from .description import SCORE
-from .score import BOUNDED
 
 LOWEST = -1e38  # constants up to this value hide a key
 _EVERYDAY = 1e20  # largest magnitude assumed for a product of rows, or for an integer
 _MODERATE = 1e30  # magnitudes up to this are negligible next to the lowest numbers
 _MOST_POINTS = 1 << 20
 _MOST_PARTS = 200
-_NO_LARGER = ("where", "cast", "neg", "abs", "maximum", "minimum")  # their magnitude is at most that of their operands
 _F32 = torch.float32
 
 
@@ -136,7 +135,7 @@ class _Sizes:
         return self._made(value) if isinstance(value, Op) else math.inf
 
     def _made(self, value: Op) -> float:
-        if value.name in BOUNDED:
+        if OPS[value.name].bounded:
             return 1.0
         if value.name == "div":
             divisor = value.args[1].number if isinstance(value.args[1], Const) else 0
@@ -146,7 +145,7 @@ class _Sizes:
             return sum(sizes)
         if value.name == "mul":
             return math.prod(sizes)
-        return max(sizes, default=1.0) if value.name in _NO_LARGER else math.inf
+        return max(sizes, default=1.0) if OPS[value.name].no_larger else math.inf
 
 
 def _size_by_positions(value: Value) -> float:

@@ -15,6 +15,7 @@ from typing import TypeGuard
 import torch
 
 from ...ir.index.bounds import bounds
+from ...ir.ops import OPS
 from ...ir.value import Const, Load, Number, Op, Rewriter, Value
 from .description import SCORE
 
@@ -24,7 +25,6 @@ _LARGEST = torch.finfo(torch.float32).max
 _MIN, _MAX = 1e-30, 1e30  # range of factors that may be combined
 _LEVEL = 1e3  # largest factors and constants next to which the logarithm of a sum stays precise
 _EXACT = 1 << 22  # floats represent integers below this, and sums of a few of them, exactly
-BOUNDED = ("tanh", "fast_tanh", "sigmoid", "erf", "normal_cdf", "normal_pdf", "sin", "cos")  # magnitude at most 1
 
 
 def lean(score: Value) -> Value:
@@ -180,4 +180,4 @@ def _over_ln2(bias: Value) -> Value:
 
 
 def _is_bounded(value: Value) -> bool:
-    return isinstance(value, Op) and value.name in BOUNDED
+    return isinstance(value, Op) and OPS[value.name].bounded

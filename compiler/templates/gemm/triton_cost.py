@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from ...ir.index.index import Index, Loaded, atoms
+from ...ir.ops import OPS
 from ...ir.value import Load, Op, walk
 from ..common.gpu import Gpu
 from .description import FEWEST, LANES_ROWS, Product, Prologue
@@ -44,7 +45,6 @@ _RATES = {
 }  # share of the tensor cores' rate, by number of elements of a tile
 # What is left of that: of fewer than `_WIDE_ROWS`; where warps compute addresses; where these find no registers.
 _NARROW_RATE, _ADDRESSES_RATE, _CROWDED_RATE = 0.5, 0.85, 0.9
-_HELD = {"normal_cdf": 6}  # values that an operation holds, where it is a polynomial rather than an instruction or two
 
 
 def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
@@ -121,7 +121,7 @@ def _wave(product: Product, tile: GemmTile, gpu: Gpu, programs: int) -> float:
 
 def _multiplying(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     """Cycles that tensor cores need for one program."""
-    held = sum(_HELD.get(value.name, 1) if isinstance(value, Op) else 1 for value in walk([product.value]))
+    held = sum(OPS[value.name].registers if isinstance(value, Op) else 1 for value in walk([product.value]))
     crowded = held > _LIGHT and tile.rows * tile.columns >= _LARGE_TILE
     reached = efficiency(tile, gpu) * (_SPILLED if crowded else 1.0)
     operations = 2.0 * tile.rows * tile.columns * tile.span(product.depth)
@@ -187,7 +187,7 @@ def work(prologue: Prologue | None) -> int:
     """Approximate number of operations for an element of an operand, including its address and the final rounding."""
     if prologue is None:
         return 0
-    return 2 + sum(_HELD.get(value.name, 1) for value in walk([prologue.value]) if isinstance(value, Op))
+    return 2 + sum(OPS[value.name].registers for value in walk([prologue.value]) if isinstance(value, Op))
 
 
 def fused_gain(product: Product, gpu: Gpu, lost: int = 0) -> float:

@@ -42,12 +42,14 @@ REALS = (
     "signbit",
     "where",
 )
+FAST = {info.fast for info in OPS.values() if info.fast} | {"fast_tanh"}  # these are for float32 alone
 DIVIDING = ("floordiv", "truncdiv", "remainder", "fmod")
 
 
 def names_for(dtype):
     if dtype.is_floating_point:
         floating = [name for name, info in OPS.items() if info.floating]
+        floating = [name for name in floating if dtype == torch.float32 or name not in FAST]
         return [*floating, *REALS, *ORDERED, *LOGICAL, "round_bfloat16", "round_float16"]
     if dtype == torch.bool:
         return [*ORDERED, *LOGICAL, *BITWISE, "add", "mul", "where"]

@@ -12,7 +12,7 @@ from regraft.compiler.codegen.triton import kernel_source
 from regraft.compiler.ir.ops import OPS
 from regraft.compiler.ir.value import Const, Load, Op
 
-from ..cpp.test_operations import DTYPES, case, flat_buffer, loop_kernel, names_for, operands
+from ..cpp.test_operations import DTYPES, FAST, case, flat_buffer, loop_kernel, names_for, operands
 
 
 @one_row_in(2)
@@ -25,6 +25,8 @@ def test_operations_are_eagers(dtype):
         if name in ("lgamma", "digamma", "erfinv", "pow"):
             precision *= 8
         tolerance = {"rtol": precision, "atol": 1e-38 if precision else 0}
+        if name in FAST:
+            tolerance = {"rtol": 1e-5, "atol": 1e-7}
         if name in ("normal_cdf", "normal_pdf"):  # in the tails eager is less precise; see test_library
             tolerance = {"rtol": precision, "atol": precision / 10}
         try:
