@@ -31,8 +31,9 @@ TORCH_NAMELESS = (
 PRIVATE_ELSEWHERE = {"_from_config"}
 # The folders and files of `compiler/`, each above those that it may import.
 FLOORS = (
-    "ir", "options", "storage", "prims", "autotune", "normal", "schedule", "lowering", "autograd", "codegen", "passes",
-    "capture", "runtime", "freezing", "templates", "pipeline", "stages", "graph_code", "backend", "aot", "tools",
+    "ir", "options", "gpu", "storage", "prims", "autotune", "normal", "schedule", "lowering", "autograd", "codegen",
+    "passes", "capture", "runtime", "freezing", "templates", "pipeline", "stages", "graph_code", "backend", "aot",
+    "tools",
 )  # fmt: skip
 # Arithmetic, bounds and division of indices define each other.
 RECURSIVE = ROOT / "compiler" / "ir" / "index"

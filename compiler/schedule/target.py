@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..gpu import HOPPER
+
 
 @dataclass(frozen=True)
 class Target:
@@ -59,11 +61,10 @@ _MULTIPROCESSOR = Target(
 )  # fmt: skip
 
 
-HOPPER = 132  # multiprocessors
 NARROWEST = 16  # fewest neighbors in memory that one program processes together
 
 
-def gpu(processors: int = HOPPER) -> Target:
+def gpu(processors: int = HOPPER.processors) -> Target:
     """A GPU with this many multiprocessors.
 
     Two programs per multiprocessor keep it busy. A program holds rows of 16384 elements. In the time of moving one byte
@@ -77,4 +78,4 @@ def gpu(processors: int = HOPPER) -> Target:
 
 GPU = gpu()
 
-__all__ = ["CPU", "GPU", "HOPPER", "NARROWEST", "Target", "gpu"]
+__all__ = ["CPU", "GPU", "NARROWEST", "Target", "gpu"]

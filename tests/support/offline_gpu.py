@@ -38,7 +38,7 @@ class OfflineGpu:
         self.kernels: list[Kernel] = []
         self._monkeypatch, self._build = monkeypatch, triton.build
         monkeypatch.setattr(triton, "build", self._recorded)
-        monkeypatch.setattr(gpu, "_gpu", lambda index: gpu.Gpu(0, 0, 0))  # templates have tests of their own
+        monkeypatch.setattr(gpu, "gpu_at", lambda index: gpu.Gpu(0, 0, 0))  # templates have tests of their own
 
     def __call__(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return _Compilation(module, inputs, self.code)._compile()

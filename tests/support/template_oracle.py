@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import fx
 
+from regraft.compiler.gpu import HOPPER
 from regraft.compiler.templates.common import gpu, triton_call
-from regraft.compiler.templates.common.gpu import HOPPER
 from regraft.compiler.templates.common.task import task_of
 from regraft.rewrites.profit import Decision, Question
 from regraft.rewrites.record import Evidence, GraphRecord
@@ -48,5 +48,5 @@ def with_fake_hopper(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
     module = importlib.import_module("regraft.compiler.codegen.triton.driver")
     monkeypatch.setattr(triton_call, "driver", module.driver)
     monkeypatch.setattr(triton_call, "capability", lambda device: 90)
-    monkeypatch.setattr(gpu, "_gpu", lambda index: HOPPER)
+    monkeypatch.setattr(gpu, "gpu_at", lambda index: HOPPER)
     return fake

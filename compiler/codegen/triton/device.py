@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
+from ...gpu import HOPPER, gpu_at
 from ...ir.kernel import Kernel
-from ...schedule.target import HOPPER
 
 
-@functools.cache
 def capability(device: int) -> int:
-    """Of a GPU: 90 for Hopper."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
+    """The capability of a GPU: 90 for Hopper."""
+    return gpu_at(device).capability
 
 
-@functools.cache
 def processors(device: int) -> int:
-    """Multiprocessors of a GPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    """The number of multiprocessors of a GPU."""
+    return gpu_at(device).processors
 
 
 def index_of(kernel: Kernel) -> int:
@@ -31,4 +26,4 @@ def index_of(kernel: Kernel) -> int:
 
 def processors_of(kernel: Kernel) -> int:
     """Multiprocessors of a kernel's GPU; those of Hopper where there is none, as for sources to read."""
-    return processors(index_of(kernel)) if torch.cuda.is_available() else HOPPER
+    return processors(index_of(kernel)) if torch.cuda.is_available() else HOPPER.processors

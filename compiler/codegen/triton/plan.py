@@ -27,6 +27,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
+from ...gpu import HOPPER
 from ...ir.accesses import accesses, loop_variables, statements, updated, values
 from ...ir.dependence import Dependence
 from ...ir.examples import on_examples
@@ -36,7 +37,6 @@ from ...ir.kernel import Fold, Kernel, Loop, Statement, Update
 from ...ir.reducers import REDUCERS, Reducer
 from ...ir.value import Result
 from ...schedule.affine import never_meet, proportional
-from ...schedule.target import HOPPER
 from .blocks import (
     POINTWISE,
     VECTOR,
@@ -73,7 +73,7 @@ _SMALL_TILE = 256  # elements of a tile of a transposition that is worth a progr
 def launches(
     body: Sequence[Statement],
     bytes_of: Mapping[str, int] | None = None,
-    processors: int = HOPPER,
+    processors: int = HOPPER.processors,
     examples: Mapping[str, int] | None = None,
 ) -> list[Launch]:
     """The launches of a kernel's body, in order.

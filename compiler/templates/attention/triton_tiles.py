@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from ...gpu import SMALLER, Gpu
 from ...ir.value import variables
-from ..common.gpu import SMALLER, Gpu
 from .description import Attention
 
 _FEWEST = 16  # fewest rows or columns of a product on tensor cores

@@ -9,8 +9,9 @@ from torch import fx
 
 from ....rewrites.profit import Always, Decision, Never, Oracle, Question
 from ....rewrites.record import GraphRecord
+from ...gpu import Gpu
 from ...options.fields import Tma
-from .gpu import Gpu, device_of
+from .gpu import device_of
 
 
 def nothing() -> None:

@@ -18,8 +18,8 @@ from dataclasses import replace
 from torch import fx
 
 from ....rewrites.reason import Reason
+from ...gpu import Gpu
 from ..attention.bias_layout import Copies
-from ..common.gpu import Gpu
 from ..common.task import Task
 from ..common.triton_call import TritonTemplateKernel
 from ..gemm.description import Product

@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import prod
 
 from ...codegen.triton import KernelSource
-from ..common.gpu import Gpu
+from ...gpu import Gpu
 from ..gemm.triton_matmul import GemmTriton, written
 from ..gemm.triton_operand import base
 from ..gemm.triton_tiles import GemmTile

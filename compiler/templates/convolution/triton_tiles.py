@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..common.gpu import Gpu
+from ...gpu import Gpu
 from ..gemm.triton_candidates import best_tiles, changes, preferred
-from ..gemm.triton_cost import BYTES_PER_CYCLE, REGISTERS, START, efficiency, epilogue_bytes, tensor_rate
+from ..gemm.triton_cost import REGISTERS, START, efficiency, epilogue_bytes, tensor_rate
 from ..gemm.triton_tiles import FEW_SHARED, GemmTile, fits
 from .description import Convolution
 from .triton_implicit_gemm import takes_boxes
@@ -41,7 +41,7 @@ def estimate(convolution: Convolution, tile: GemmTile, gpu: Gpu) -> float:
     itemsize = convolution.dtype.itemsize
     operations = 2.0 * tile.rows * tile.columns * tile.depth * convolution.steps(tile.depth)
     multiply = operations / (tensor_rate(gpu, itemsize) * _efficiency(convolution, tile, gpu))
-    finish = tile.rows * tile.columns * epilogue_bytes(convolution) / BYTES_PER_CYCLE
+    finish = tile.rows * tile.columns * epilogue_bytes(convolution) / gpu.bytes_per_cycle
     tiles = tile.count(convolution)
     if tile.descriptors:
         return -(-tiles // gpu.processors) * (multiply + finish) + 2 * START

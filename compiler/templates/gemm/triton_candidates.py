@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ..common.gpu import Gpu
+from ...gpu import Gpu
 from .description import FEWEST, LANES_ROWS, Product
 from .triton_cost import apart, estimate, estimate_lanes, is_skinny
 from .triton_tiles import LANES_DEEPEST, GemmTile, are_halves, fits, read_bytes

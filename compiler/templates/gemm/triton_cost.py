@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 
+from ...gpu import Gpu
 from ...ir.index.index import Index, Loaded, atoms
 from ...ir.ops import OPS
 from ...ir.value import Load, Op, walk
-from ..common.gpu import Gpu
 from .description import FEWEST, LANES_ROWS, Product, Prologue
 from .triton_tiles import FEW_SHARED, GemmTile, read_bytes, shared_bytes
 
-BYTES_PER_CYCLE = 16  # memory bandwidth of a multiprocessor, in bytes per cycle
-_STREAMED_BYTES_PER_CYCLE = 19  # the same for kernels that only read
+_STREAMED = 19 / 16  # times as fast as that: memory where kernels only read
 _CACHED_BYTES_PER_CYCLE = 48  # the same of the L2 cache
 _LATENCY, _EARLIER_LATENCY = 1300, 800  # cycles of a load from busy memory, on Hopper and before
 _LANES = 64  # operations per cycle of a multiprocessor without tensor cores, including those that move operands
@@ -58,7 +57,7 @@ def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     if tile.splits == 1:
         return busy
     summed = _elements_of(product) * (4 * tile.splits + epilogue_bytes(product))
-    return busy + _SECOND + summed / (BYTES_PER_CYCLE * gpu.processors)
+    return busy + _SECOND + summed / (gpu.bytes_per_cycle * gpu.processors)
 
 
 def estimate_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> float:
@@ -71,14 +70,14 @@ def estimate_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     there = min(programs / gpu.processors, together)
     latency = _LATENCY if gpu.capability >= 90 else _EARLIER_LATENCY
     steps = tile.span(product.depth) // tile.depth
-    rate = min(_STREAMED_BYTES_PER_CYCLE, there * each * (1 + min(tile.stages, steps)) / 2 / latency)
+    rate = min(_STREAMED * gpu.bytes_per_cycle, there * each * (1 + min(tile.stages, steps)) / 2 / latency)
     waves = programs / (gpu.processors * together)
     uneven = -(-waves // 1) / waves if 1 < waves < _EVEN else 1.0
     computed = programs * tile.depth * tile.columns * steps * (rows + work(product.right) + 1)
     busy = max(moved(product) / rate * uneven, computed / (2 * _LANES)) / gpu.processors
     finish = _GATHERED * max(programs / gpu.processors, 1) * rows
     if tile.splits > 1:
-        finish += _SECOND + _elements_of(product) * (4 * tile.splits + 4) / (BYTES_PER_CYCLE * gpu.processors)
+        finish += _SECOND + _elements_of(product) * (4 * tile.splits + 4) / (gpu.bytes_per_cycle * gpu.processors)
     return START + latency + busy + finish
 
 
@@ -111,11 +110,11 @@ def _wave(product: Product, tile: GemmTile, gpu: Gpu, programs: int) -> float:
         each * _multiplying(product, tile, gpu),
         max(each * computed / _LANES, computed / (_LANES_OF_WARP * tile.warps)),
         each * read / _CACHED_BYTES_PER_CYCLE,
-        share * moved(product) / (_STREAMED_BYTES_PER_CYCLE * gpu.processors),
+        share * moved(product) / (_STREAMED * gpu.bytes_per_cycle * gpu.processors),
         span // tile.depth * latency / max(tile.stages - 2, 1),
     )
     *_, second, longest = sorted(sides)
-    finish = rows * columns * (epilogue_bytes(product) if tile.splits == 1 else 4) / BYTES_PER_CYCLE
+    finish = rows * columns * (epilogue_bytes(product) if tile.splits == 1 else 4) / gpu.bytes_per_cycle
     return longest + _BESIDE * second + finish + each * _SCHEDULED + (0 if tile.descriptors else START)
 
 
@@ -131,12 +130,12 @@ def _multiplying(product: Product, tile: GemmTile, gpu: Gpu) -> float:
 def library(product: Product, gpu: Gpu) -> float:
     """Approximate cycles of a library call: the time of multiplications, or of moving data."""
     multiply = 2.0 * product.multiplications / (tensor_rate(gpu, product.dtype.itemsize) * _LIBRARY * gpu.processors)
-    return max(multiply, moved(product) / (BYTES_PER_CYCLE * _LIBRARY * gpu.processors))
+    return max(multiply, moved(product) / (gpu.bytes_per_cycle * _LIBRARY * gpu.processors))
 
 
 def cycles_to_move(count: float, gpu: Gpu) -> float:
     """Cycles to move this many bytes."""
-    return count / (BYTES_PER_CYCLE * gpu.processors)
+    return count / (gpu.bytes_per_cycle * gpu.processors)
 
 
 def is_skinny(product: Product) -> bool:
@@ -179,7 +178,7 @@ def apart(product: Product, gpu: Gpu) -> float:
     for x, prologue, n in ((p.a, p.left, p.row.extent * p.depth), (p.b, p.right, p.depth * p.column.extent)):
         if prologue is not None:
             bytes_moved = p.batch.extent * n * (read_bytes(x, prologue) + prologue.dtype.itemsize)
-            cycles += bytes_moved / (BYTES_PER_CYCLE * gpu.processors) + 2 * START
+            cycles += bytes_moved / (gpu.bytes_per_cycle * gpu.processors) + 2 * START
     return cycles
 
 
@@ -202,7 +201,7 @@ def fused_gain(product: Product, gpu: Gpu, lost: int = 0) -> float:
     """
     passes = (1 if product.more else 2) - lost
     itemsize = product.dtype.itemsize
-    saved = passes * _elements_of(product) * itemsize / (BYTES_PER_CYCLE * gpu.processors) + 2 * START
+    saved = passes * _elements_of(product) * itemsize / (gpu.bytes_per_cycle * gpu.processors) + 2 * START
     return saved / library(product, gpu)
 
 

@@ -28,12 +28,12 @@ from ....rewrites.reason import Reason
 from ....rewrites.record import Evidence, Match
 from ....rewrites.switches import allowed
 from ...codegen.triton import KernelSource, TritonFailed, TritonMissing, UnsupportedDtypeError
+from ...gpu import Gpu
 from ...ir.program import Buffer
 from ...ir.value import Load, Rewriter, Value
 from ..common.compiled_candidates import CompiledCandidates
 from ..common.cpp_call import Layout
 from ..common.formula import is_move, packet
-from ..common.gpu import Gpu
 from ..common.records import decided, near_miss
 from ..common.task import Task
 from ..common.triton_call import TritonTemplateKernel

@@ -19,13 +19,13 @@ from typing import Any
 
 from torch import fx
 
+from ...gpu import Gpu
 from ...ir.index.index import Atom, substitute
 from ...ir.program import Buffer
 from ...ir.value import Load, Rewriter, Value
 from ..attention.description import address
 from ..common.cpp_call import Layout
 from ..common.formula import COPIES, is_move, packet
-from ..common.gpu import Gpu
 from ..common.task import Task
 from ..common.triton_call import TritonTemplateKernel
 from .description import ELEMENT, OTHER, Matrix, Product

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ....rewrites.layout import missing
-from ..common.gpu import Gpu
+from ...gpu import Gpu
 from .description import FEWEST, FLOAT8, LANES_ROWS, Matrix, Product, Prologue
 from .fits_cores import fits_cores
 

@@ -15,11 +15,11 @@ from support.thorough import one_row_in, takes_turns
 from support.triton_attention import SMALL, Dropout, found_in, gradients, run
 from support.triton_kernels import compiled
 
+from regraft.compiler.gpu import AMPERE, HOPPER
 from regraft.compiler.templates.attention import triton_text as attention_text
 from regraft.compiler.templates.attention.triton_backward import attention_backward
 from regraft.compiler.templates.attention.triton_text import UnsupportedAttentionError
 from regraft.compiler.templates.attention.triton_tiles import Tile, backward_tiles
-from regraft.compiler.templates.common.gpu import AMPERE, HOPPER
 
 from .test_triton_forward import (
     BF16,

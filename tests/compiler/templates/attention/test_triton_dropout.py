@@ -15,12 +15,12 @@ from support.thorough import one_row_in
 from support.triton_attention import SMALL, Dropout, found_in, gradients, run
 from support.triton_kernels import compiled
 
+from regraft.compiler.gpu import HOPPER
 from regraft.compiler.templates.attention.cpp import attention_cpp
 from regraft.compiler.templates.attention.triton_backward import attention_backward
 from regraft.compiler.templates.attention.triton_forward import attention_triton
 from regraft.compiler.templates.attention.triton_text import UnsupportedAttentionError
 from regraft.compiler.templates.attention.triton_tiles import Tile, backward_tiles, tiles
-from regraft.compiler.templates.common.gpu import HOPPER
 
 from .test_triton_forward import BF16, causal, large, local, qkv, random, scored, softcap
 

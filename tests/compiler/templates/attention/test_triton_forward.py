@@ -17,11 +17,11 @@ from support.triton_attention import SMALL, agrees, found_in, found_on_gpu, run,
 from support.triton_kernels import compiled
 from torch._subclasses import FakeTensorMode
 
+from regraft.compiler.gpu import AMPERE, HOPPER
 from regraft.compiler.templates.attention.triton_backward import attention_backward
 from regraft.compiler.templates.attention.triton_forward import attention_triton
 from regraft.compiler.templates.attention.triton_text import UnsupportedAttentionError
 from regraft.compiler.templates.attention.triton_tiles import Tile, tiles
-from regraft.compiler.templates.common.gpu import AMPERE, HOPPER
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 

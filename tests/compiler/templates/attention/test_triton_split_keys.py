@@ -16,10 +16,10 @@ from support.thorough import one_row_in
 from support.triton_attention import as_near_as_eager, found_in, run_split, with_dtype
 from support.triton_kernels import compiled
 
+from regraft.compiler.gpu import AMPERE, HOPPER
 from regraft.compiler.templates.attention.grouped import grouped
 from regraft.compiler.templates.attention.triton_split_keys import split_attention
 from regraft.compiler.templates.attention.triton_tiles import SplitTile, split_tiles
-from regraft.compiler.templates.common.gpu import AMPERE, HOPPER
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 LOWEST = torch.finfo(F32).min

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from support.thorough import one_row_in
 from support.triton_attention import found_in
 
+from regraft.compiler.gpu import AMPERE, HOPPER, SMALLER
 from regraft.compiler.templates.attention.description import Attention
 from regraft.compiler.templates.attention.triton_tiles import (
     BackwardTile,
@@ -21,7 +22,6 @@ from regraft.compiler.templates.attention.triton_tiles import (
     tiles,
     turned,
 )
-from regraft.compiler.templates.common.gpu import AMPERE, HOPPER, SMALLER
 
 from .test_triton_forward import BF16, F32, masked, plain
 

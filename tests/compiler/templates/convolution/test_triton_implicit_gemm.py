@@ -17,7 +17,7 @@ from support.triton_kernels import compiled
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from regraft.compiler.templates.common.gpu import AMPERE, HOPPER
+from regraft.compiler.gpu import AMPERE, HOPPER
 from regraft.compiler.templates.convolution import match as convolution_match
 from regraft.compiler.templates.convolution.match import match_convolution
 from regraft.compiler.templates.convolution.triton_implicit_gemm import convolution_triton, takes_boxes

@@ -14,8 +14,8 @@ from support.triton_gemm import found_in, interpreted, on_gpu
 from support.triton_kernels import compiled, spilled
 from torch.nn import functional as F
 
+from regraft.compiler.gpu import HOPPER
 from regraft.compiler.ir.value import Const, Load, Op, Value
-from regraft.compiler.templates.common.gpu import HOPPER
 from regraft.compiler.templates.gemm.description import Product
 from regraft.compiler.templates.gemm.triton_bytes import as_bytes
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles

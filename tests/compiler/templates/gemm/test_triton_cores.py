@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from regraft.compiler.codegen.triton import KernelSource
 from regraft.compiler.codegen.triton.compile_worker import check_layouts
-from regraft.compiler.templates.common.gpu import AMPERE, HOPPER
+from regraft.compiler.gpu import AMPERE, HOPPER
 from regraft.compiler.templates.gemm.description import Product
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
 from regraft.compiler.templates.gemm.triton_fuse import gemm_kernel

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from regraft.compiler.gpu import HOPPER
 from regraft.compiler.ir.index.index import Var
 from regraft.compiler.ir.program import Buffer
 from regraft.compiler.ir.value import Load, Op
-from regraft.compiler.templates.common.gpu import HOPPER
 from regraft.compiler.templates.gemm.description import ELEMENT, Matrix, Product, Prologue
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles, promises
 from regraft.compiler.templates.gemm.triton_cost import apart, estimate, library, moved, work

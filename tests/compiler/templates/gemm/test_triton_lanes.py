@@ -18,8 +18,8 @@ from support.triton_gemm import agrees, found_in, interpreted, near, on_gpu
 from support.triton_kernels import compiled, spilled
 from torch.nn import functional as F
 
+from regraft.compiler.gpu import AMPERE, HOPPER, Gpu
 from regraft.compiler.templates.common import gpu, triton_call
-from regraft.compiler.templates.common.gpu import AMPERE, HOPPER, Gpu
 from regraft.compiler.templates.common.task import task_of
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
 from regraft.compiler.templates.gemm.triton_fuse import ProductPass, gemm_kernel, renamed
@@ -185,7 +185,7 @@ def test_what_tensor_cores_multiply_is_not_read_early(monkeypatch: pytest.Monkey
 
 def test_ampere_reads_nothing_early(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with_fake_hopper(monkeypatch, tmp_path)
-    monkeypatch.setattr(gpu, "_gpu", lambda index: AMPERE)
+    monkeypatch.setattr(gpu, "gpu_at", lambda index: AMPERE)
     assert not early(lambda x, w: F.linear(x.relu(), w), random(1, 2048), random(1024, 2048))
 
 

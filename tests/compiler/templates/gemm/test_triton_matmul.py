@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional as F
 
-from regraft.compiler.templates.common.gpu import AMPERE, HOPPER
+from regraft.compiler.gpu import AMPERE, HOPPER
 from regraft.compiler.templates.gemm import match as gemm_match
 from regraft.compiler.templates.gemm import operands as gemm_operands
 from regraft.compiler.templates.gemm.match import match_gemm

@@ -20,9 +20,9 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional as F
 
 from regraft.compiler.codegen.generate import generate_kernels
+from regraft.compiler.gpu import AMPERE, HOPPER, Gpu
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.common.formula import is_move, packet
-from regraft.compiler.templates.common.gpu import AMPERE, HOPPER, Gpu
 from regraft.compiler.templates.gemm.halves import halves
 from regraft.compiler.templates.gemm.match import FoundProduct, match_gemm
 from regraft.compiler.templates.gemm.operands import is_product

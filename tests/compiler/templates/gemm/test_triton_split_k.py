@@ -17,9 +17,9 @@ from support.triton_gemm import agrees, found_in, near, on_gpu, run
 from support.triton_kernels import compiled, spilled
 from torch.nn import functional as F
 
+from regraft.compiler.gpu import AMPERE, HOPPER, Gpu
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.common import triton_call
-from regraft.compiler.templates.common.gpu import AMPERE, HOPPER, Gpu
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
 from regraft.compiler.templates.gemm.triton_cost import estimate, is_skinny, library
 from regraft.compiler.templates.gemm.triton_fuse import ProductPass, gemm_kernel, renamed

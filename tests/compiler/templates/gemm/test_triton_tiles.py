@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.triton_kernels import compile_for
 
+from regraft.compiler.gpu import AMPERE, HOPPER, SMALLER, Gpu
 from regraft.compiler.ir.index.index import Var
 from regraft.compiler.ir.program import Buffer
-from regraft.compiler.templates.common.gpu import AMPERE, HOPPER, SMALLER, Gpu
 from regraft.compiler.templates.gemm.description import ELEMENT, Matrix, Product, Result
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles, neighbours
 from regraft.compiler.templates.gemm.triton_cost import estimate, fused_gain
