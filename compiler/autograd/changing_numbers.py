@@ -2,6 +2,7 @@
 
     add(p, g, alpha=-lr)    ->    add(p, mul(g, -lr))
     lerp(m, g, 1 - beta)    ->    lerp(m, g, mul(ones, 1 - beta))
+    add(i, j, alpha=lr)     stays: integers times a float would be floats, and eager refuses them
 
 Before a graph is compiled, AOTAutograd brings Python's floats into tensors where they multiply or are added; a number
 that it finds anywhere else, a learning rate under a scheduler, is taken as a constant, and each new value is compiled.
@@ -10,9 +11,12 @@ that it finds anywhere else, a learning rate under a scheduler, is taken as a co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import torch
+
+from ...rewrites.compat import tree_leaves
 
 _HALVES = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
@@ -20,7 +24,7 @@ aten = torch.ops.aten
 
 def by_tensors() -> Mapping[Any, Callable[..., Any]]:
     """Decompositions for tracing: of calls with a symbolic float where it is no factor; others stay as they are."""
-    return {
+    found: dict[Any, Callable[..., Any]] = {
         aten.add.Tensor: _add,
         aten.sub.Tensor: _sub,
         aten.addcmul.default: _addcmul,
@@ -31,6 +35,19 @@ def by_tensors() -> Mapping[Any, Callable[..., Any]]:
         torch.ops.prims.fma.default: _fma,
         **{_foreach(name): _over_lists(one) for name, one in _OVER_LISTS.items()},
     }
+    return {operator: _of_inexact(compute) for operator, compute in found.items()}
+
+
+def _of_inexact(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition where some tensor has floating-point or complex elements."""
+
+    @wraps(compute)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
+        inexact = any(x.is_floating_point() or x.is_complex() for x in tensors)
+        return compute(*args, **kwargs) if inexact else NotImplemented
+
+    return call
 
 
 def _foreach(name: str) -> Any:

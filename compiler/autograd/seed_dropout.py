@@ -129,7 +129,8 @@ def _can_seed(node: fx.Node) -> bool:
         return False
     values = [v for v in (val(node) if isinstance(val(node), tuple) else (val(node),)) if v is not None]
     if op_name(node) == "aten.native_dropout":
-        return given["train"] is not False and _fits(values[0], _FLOATS)
+        probable = not is_literal(given["p"]) or 0 <= given["p"] <= 1  # NaN is not
+        return probable and given["train"] is not False and _fits(values[0], _FLOATS)
     if "randint" in op_name(node):
         low, high = given.get("low", 0), given["high"]
         known = isinstance(low, int) and isinstance(high, int) and 0 < high - low < 2**62

@@ -9,6 +9,7 @@
     x.long().mul_(2.5)                  the result has a dtype that cannot be cast to that of the tensor
     rnn_tanh(..., dropout=0.5)          torch's decomposition of recurrent layers has no dropout between them
     y = x * w; w.data = z               the backward reads `w`, which lies in other memory by then
+    hardshrink(x.long())                tracing makes it of operators that take integers
     fused_moving_avg_obs_fake_quant     an empty state is resized to the number of channels, which tracing ignores
 
 AOTAutograd makes such writes functional, and turns resampling into indexing. Eager's operators differ in the writes
@@ -29,6 +30,7 @@ from ...rewrites.effects import written
 from ...rewrites.graph import op_name, val
 from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint, known_equal
+from ..lowering.refused import refused
 
 _PROMOTING = ("aten.mul_", "aten.addcmul_", "aten.addcdiv_", "aten.ldexp_")  # only eager checks their metadata
 _NO_USES = ("aten.set_", "_get_data_attr", "aten.view_as", "aten.expand_as", "aten.reshape_as", "aten.sym_size")
@@ -40,7 +42,7 @@ def eager_may_refuse(graph: fx.Graph) -> Reason | None:
     for node in graph.nodes:
         if not isinstance(node.target, compat.OpOverload):
             continue
-        reason = _of_call(node)
+        reason = _of_call(node) or _split_early(node)
         if reason is not None:
             return Reason(*reason, (node,))
         for target in written(node):
@@ -65,6 +67,13 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
     if _given(node, "per_row_fake_quant") and _is_empty(_given(node, "running_min")):  # an observer
         return "state-without-size", f"{node.name} gives its empty state the size of the channels"
     return None
+
+
+def _split_early(node: fx.Node) -> tuple[str, str] | None:
+    """The code and message of a call that eager refuses, and that tracing makes of others, which are not refused."""
+    early = compat.is_split_by_autograd(node.target) or op_name(node) == "aten.multilabel_margin_loss"
+    refusal = refused(node) if early else None
+    return None if refusal is None else ("refused-by-eager", f"{node.name}: {refusal}")
 
 
 def moved_after_use(graph: fx.Graph) -> Reason | None:

@@ -13,7 +13,9 @@ runs first: symbolic sizes that are equal on the example get a guard, as tracing
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -90,6 +92,14 @@ _ELEMENTS = _named("""
     clamp.default: min max
     clamp_min.default: min
     clamp_max.default: max
+    add.Tensor: alpha
+    sub.Tensor: alpha
+    rsub.Tensor: alpha
+    index_add.default: alpha
+    addcmul.default: value
+    _foreach_add.List: alpha
+    _foreach_sub.List: alpha
+    pow.Tensor_Scalar: exponent
 """)
 # Writes to a part of a tensor, with the view that returns the part.
 _REGIONS = {
@@ -116,11 +126,14 @@ _GRADIENTS_OF_PARTS = {
     "slice_backward": torch.ops.aten.slice.Tensor, "select_backward": torch.ops.aten.select.int,
     "diagonal_backward": torch.ops.aten.diagonal.default, "unfold_backward": torch.ops.aten.unfold.default,
 }  # fmt: skip
+_UNWRAPPED = "constant_pad_nd.default"  # no other call refuses negative numbers for unsigned integers
 _HELD, _HELD_NUMBERS = "sizes_held", "numbers_held"
 _POOLED = ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 Equal = Callable[[Any, Any], bool]
 _FLOATS = (float, torch.SymFloat)
 _SUMS = ("add", "sub", "rsub")
+_INEXACT_LISTS = ("_foreach_lerp", "_foreach_addcdiv")
+_LEAST = {"smooth_l1_loss": ("beta", 0), "huber_loss": ("delta", sys.float_info.min)}
 
 
 def hold_sizes(module: fx.GraphModule) -> int:
@@ -164,7 +177,7 @@ def disagreement(node: fx.Node) -> str | None:
         return None
     packet, given = _packet(node), _given(node)
     sizes = _agreed if _HELD in node.meta else _SIZED.get(packet, _agreed)
-    for look in (_dtypes, _index, _kinds, sizes, _apart):
+    for look in (_dtypes, _index, _kinds, _lists, _ranges, sizes, _apart):
         found = look(packet, given)
         if found is not None:
             return found
@@ -237,6 +250,25 @@ def _kinds(packet: str, given: dict[str, Any]) -> str | None:
     if packet in _SUMS and exact and isinstance(alpha, (float, torch.SymFloat)):
         return f"eager refuses a factor of {alpha} beside {given['self'].dtype}"
     return None
+
+
+def _lists(packet: str, given: dict[str, Any]) -> str | None:
+    """Kinds of numbers in lists of tensors."""
+    tensors = [x.meta["val"] for x in given["self"]] if packet.startswith("_foreach_") else []
+    if all(map(_inexact, tensors)):
+        return None
+    if packet in _INEXACT_LISTS or isinstance(given.get("alpha"), _FLOATS):
+        return f"eager refuses {packet} of integers"
+    return None
+
+
+def _ranges(packet: str, given: dict[str, Any]) -> str | None:
+    """Numbers that are too small for an operator."""
+    name, least = _LEAST.get(packet, ("", 0))
+    number = given.get(name)
+    if number is None or (type(number) in (int, float) and number >= least):
+        return None
+    return f"eager may refuse a {name} of {number}"
 
 
 def _slices(_: str, given: dict[str, Any], equal: Equal = known_equal) -> str | None:
@@ -381,10 +413,14 @@ def _inexact(tensor: torch.Tensor) -> bool:
 
 
 def _elements(name: str, given: dict[str, Any], made: Any) -> str | None:
-    for argument in _ELEMENTS.get(name, ()):
+    tensors = made if isinstance(made, (list, tuple)) else [made]
+    dtypes = {x.dtype for x in tensors if isinstance(x, torch.Tensor)}
+    for argument, dtype in product(_ELEMENTS.get(name, ()), dtypes):
         value = given.get(argument)
-        if isinstance(made, torch.Tensor) and value is not None and not _is_element(value, made.dtype):
-            return f"{value} may be no {made.dtype}"
+        if value is not None and not _is_element(value, dtype):
+            return f"{value} may be no {dtype}"
+        if name == _UNWRAPPED and not dtype.is_signed and not (isinstance(value, (int, float)) and value >= 0):
+            return f"{value} may be negative"
     return None
 
 

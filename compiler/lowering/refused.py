@@ -26,6 +26,7 @@ _OF_NO_INTEGERS = """
     huber_loss_backward mish_backward mse_loss_backward nll_loss2d_forward smooth_l1_loss_backward
     upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward upsample_nearest1d_backward
     upsample_trilinear3d_backward _upsample_nearest_exact1d_backward multi_margin_loss multilabel_margin_loss_forward
+    multilabel_margin_loss
     var var.dim var.correction std std.dim std.correction var_mean var_mean.dim var_mean.correction std_mean
     std_mean.dim std_mean.correction
 """

@@ -194,6 +194,8 @@ def gated_half(node: fx.Node, edit: Editor) -> fx.Node | None:
     """glu(x, -1)  ->  mul(slice(x, -1, 0, n), sigmoid(slice(x, -1, n, END)))."""
     x, dim = node.args[0], arguments(node)["dim"] % max(rank(node), 1)
     size = shape(node)[dim]
+    if not is_float(x):  # which eager refuses
+        return None
     first = builders.part(edit, node, x, dim, 0, size)
     second = builders.part(edit, node, x, dim, size, shape(x)[dim])
     if first is None or second is None:

@@ -157,6 +157,11 @@ def is_composite(operator: Any) -> bool:
     return operator._can_decompose()
 
 
+def is_split_by_autograd(operator: Any) -> bool:
+    """Whether AOTAutograd traces an operator as others that Python makes it of, whatever decompositions it is given."""
+    return torch._C.DispatchKey.Autograd in getattr(operator, "py_kernels", ())
+
+
 def decomposition(target: OpOverload) -> Callable[..., Any] | None:
     """How an operator is made of core ATen operators, where torch says so."""
     return _decompositions().get(target)

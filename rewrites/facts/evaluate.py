@@ -48,10 +48,10 @@ def number_of(node: fx.Node, operands: Mapping[fx.Node, Number]) -> Number | Non
 
 
 def filled(number: Any, kind: torch.dtype) -> Number | None:
-    """A number as a tensor of a dtype holds it."""
+    """A number as a tensor of a dtype holds it; None where eager does not convert it, of one element but of several."""
     with plainly():
         try:
-            return torch.full([], number, dtype=kind, device="cpu").item()
+            return torch.full([2], number, dtype=kind, device="cpu")[0].item()
         except (RuntimeError, TypeError, OverflowError):
             return None
 

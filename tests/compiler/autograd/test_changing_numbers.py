@@ -44,6 +44,33 @@ def test_a_number_that_changes_is_compiled_once(dtype):
     assert counter.frame_count == 2  # for the first number, then for any
 
 
+# Torch traces `addcdiv` as a quotient and a sum, which integers have.
+INTEGER_CALLS = {
+    **{name: call for name, call in CALLS.items() if name not in ("lists by a number", "full_like", "addcdiv")},
+    "shrunk": lambda x, y, n: torch.nn.functional.hardshrink(x, n),
+    "lists of means": lambda x, y, n: torch.stack(torch._foreach_lerp([x], [y], n)),
+}
+
+
+def outcome(call, *inputs):
+    try:
+        return call(*inputs)
+    except Exception as error:
+        return str(error)[:40]
+
+
+@pytest.mark.parametrize("name", INTEGER_CALLS)
+def test_integers_times_a_float_are_what_eager_makes_of_them(name):
+    call, whole = INTEGER_CALLS[name], torch.arange(6).reshape(2, 3)
+    for dtype in (torch.int64, torch.uint8, torch.bool):
+        torch._dynamo.reset()
+        compiled = torch.compile(call, backend="regraft", dynamic=True)
+        for n in (1.5, 2.5, -1.25):
+            expected, found = (outcome(f, *whole.to(dtype).unbind(), n) for f in (call, compiled))
+            assert type(found) is type(expected), (dtype, n, found, expected)
+            assert isinstance(expected, str) or (found.dtype == expected.dtype and torch.equal(found, expected))
+
+
 OPTIMIZERS = {
     "sgd": lambda p, foreach: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=foreach),
     "rmsprop": lambda p, foreach: torch.optim.RMSprop(p, lr=0.1, foreach=foreach),

@@ -18,6 +18,7 @@ REFUSED = {
     "means and deviations": (lambda p: torch.normal(p, p), DEVIATIONS),
     "one deviation": (lambda p: torch.normal(p, -1.0), DEVIATIONS),
     "one for all": (lambda p: p.clone().normal_(0, -1.0), DEVIATIONS),
+    "dropout": (lambda p: torch.nn.functional.dropout(p, float("nan")), CHANCES),
     "range": (lambda p: p.clone().uniform_(2, 1), CHANCES), "rate": (lambda p: p.clone().exponential_(-1.0), CHANCES),
 }  # fmt: skip
 

@@ -54,7 +54,9 @@ FILLS = {
     "masked": lambda x, v, i: x.masked_fill(x == 0, v), "index": lambda x, v, i: x.index_fill(0, i, v),
     "scatter": lambda x, v, i: x.scatter(0, i, v), "pad": lambda x, v, i: F.pad(x, (1, 1), value=v),
     "clamp": lambda x, v, i: x.clamp(max=v), "threshold": lambda x, v, i: F.threshold(x, v, 1),
-    "replaced": lambda x, v, i: F.threshold(x, 1, v),
+    "replaced": lambda x, v, i: F.threshold(x, 1, v), "added": lambda x, v, i: torch.add(x, x, alpha=v),
+    "subtracted": lambda x, v, i: torch.sub(x, x, alpha=v), "from": lambda x, v, i: torch.rsub(x, x, alpha=v),
+    "rows": lambda x, v, i: x.index_add(0, i, x[i], alpha=v), "product": lambda x, v, i: x.addcmul(x, x, value=v),
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from support.lowering import trace
 from support.thorough import one_row_in
 
+import regraft
 from regraft.compiler.lowering import lower
 from regraft.compiler.lowering.refused import REFUSED
 
@@ -17,16 +18,22 @@ ONES = torch.ones(2, 4, 4)
 @pytest.mark.parametrize("function", [
     lambda x: F.adaptive_max_pool2d(x, 2), lambda x: F.gelu(x), lambda x: F.hardswish(x) + 1,
     lambda x: torch.logaddexp(x, x), lambda x: F.avg_pool2d(x.int(), 2), lambda x: x.var(), lambda x: x.bool() - x,
-    lambda x: F.pad(x, (-5, 2)),
+    lambda x: F.pad(x, (-5, 2)), lambda x: F.hardshrink(x, 1.5), lambda x: F.glu(x),
+    lambda x: F.multilabel_margin_loss(x[0], x[0]), lambda x: torch._foreach_add([x > 0], [x > 0], alpha=1.5),
+    lambda x: torch._foreach_lerp([x], [x], 0.5), lambda x: torch._foreach_add([x.byte()], [x.byte()], alpha=300),
+    lambda x: F.smooth_l1_loss(x.float(), x.float(), beta=-0.5),
+    lambda x: x.half().clone().fill_(1e6), lambda x: torch.full_like(x, 1e6, dtype=torch.float16) * 2,
+    lambda x: x.half() ** 1e6, lambda x: x.byte() ** 300, lambda x: F.pad(x.byte(), (1, 1), value=-1),
 ])  # fmt: skip
 def test_calls_that_eager_refuses_raise_its_error(function):
     x = ONES.long()
     with pytest.raises(RuntimeError) as eager:
         function(x)
     torch._dynamo.reset()
-    with pytest.raises(type(eager.value)) as ours:
+    with regraft.coverage() as report, pytest.raises(type(eager.value)) as ours:
         torch.compile(function, backend="regraft")(x)
     assert str(ours.value) == str(eager.value)
+    assert not report.faults
 
 
 @pytest.mark.parametrize("function", [
