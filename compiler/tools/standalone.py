@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ..._version import __version__
+from ...rewrites.compat import OpOverload
 from ..backend import Compilation
 from ..codegen.cpp.build import CompiledKernel
 from ..codegen.cpp.compiler import FLAGS, Source
@@ -76,7 +77,7 @@ def library(text, flags):
         made = path.with_suffix(f".{{os.getpid()}}.cpp")
         made.write_text(text)
         aside = made.with_suffix(".so")
-        command = [os.environ.get("CXX", "c++"), *FLAGS, str(made), "-o", str(aside), *flags]
+        command = [os.environ.get("CXX", "c++"), *FLAGS, "-Wno-psabi", str(made), "-o", str(aside), *flags]
         subprocess.run(command, check=True)
         aside.rename(path)
         made.unlink()
@@ -188,6 +189,7 @@ def standalone(
     *,
     options: Mapping[str, Any] | None = None,
     train: bool = False,
+    dynamic: bool | None = None,
 ) -> list[Path]:
     """Write a module for each graph that a call compiles; gives their paths.
 
@@ -198,9 +200,10 @@ def standalone(
         folder: where to write; tensors that a graph holds lie beside it, with suffix ``.pt``.
         options: as for `torch.compile`.
         train: forward and backward.
+        dynamic: as for `torch.compile`.
 
     Raises:
-        NotStandaloneError: a graph needs what only regraft has, or runs on a GPU.
+        NotStandaloneError: a graph needs what only regraft has, or runs on a GPU, or there is none.
     """
     graphs: list[Graph] = []
     parsed = Options.parse(None, options)
@@ -215,7 +218,9 @@ def standalone(
 
     torch.compiler.reset()
     with undisturbed(function), torch.set_grad_enabled(train):
-        step_of(torch.compile(of_its_own(function), backend=backend), args, kwargs)()
+        step_of(torch.compile(of_its_own(function), backend=backend, dynamic=dynamic), args, kwargs)()
+    if not graphs:
+        raise NotStandaloneError("nothing is compiled: TORCH_LOGS=graph_breaks says where eager runs it, and why")
     folder.mkdir(parents=True, exist_ok=True)
     return [_write(graph, folder) for graph in graphs]
 
@@ -258,6 +263,8 @@ def _object(name: str, value: Any, sources: dict[Source, str], constants: dict[s
         key = _key(value.unit(), sources)
         layouts = [(one.sizes, one.strides, one.dtype) for one in (*value.inputs, value.output)]
         return f'template("{key}", "{value.name}", {layouts[:-1]}, {layouts[-1]}, {value.numbers})'
+    if isinstance(value, OpOverload) and value.namespace != __name__.partition(".")[0]:
+        return f"torch.ops.{value}"
     if name.startswith(("empty_strided_cpu", "empty_large_cpu")):
         return "empty_strided"
     raise NotStandaloneError(f"the graph needs {name}, a {type(value).__name__} that only regraft has")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -214,7 +214,7 @@ def code(
         options = backend.compiled()
         options["debug"] = True
         if standalone is not None:
-            _write_standalone(target, chosen, options, standalone)
+            _write_standalone(target, chosen, Plan(options, backend.dynamic or None, timed=False), standalone)
             return
         made = _examined([target], chosen, Plan(options, backend.dynamic or None, timed=False), None)
     for graph in (graph for entry in made.entries for graph in entry.graphs):
@@ -223,13 +223,21 @@ def code(
                 typer.echo(f"==== {graph.name} {name}\n{text}\n")
 
 
-def _write_standalone(target: str, chosen: Choices, options: dict[str, Any], folder: Path) -> None:
+def _write_standalone(target: str, chosen: Choices, plan: Plan, folder: Path) -> None:
     from ..standalone import NotStandaloneError
     from ..standalone import standalone as written
 
     loaded = loaded_target(target, chosen)
     try:
-        paths = written(loaded.model, loaded.args, loaded.kwargs, folder, options=options, train=chosen.train)
+        paths = written(
+            loaded.model,
+            loaded.args,
+            loaded.kwargs,
+            folder,
+            options=plan.options,
+            train=chosen.train,
+            dynamic=plan.dynamic,
+        )
     except NotStandaloneError as error:
         raise UsageError(f"{target}: {error}") from error
     typer.echo(f"written: {', '.join(map(str, paths))}")

@@ -57,3 +57,25 @@ def test_what_only_regraft_has_is_told(tmp_path):
     x = torch.randn(4, 4, requires_grad=True)
     with pytest.raises(NotStandaloneError, match="rng='eager'"):
         standalone(nn.Dropout(0.5), (x,), {}, tmp_path, train=True)
+
+
+def test_a_module_of_symbolic_sizes_takes_others(tmp_path):
+    (path,) = standalone(lambda x: x.softmax(0) * x.shape[0], (torch.randn(6, 4),), {}, tmp_path, dynamic=True)
+    module = module_at(str(path))
+    sizes, tensors = [x for x in module.inputs() if isinstance(x, int)], [torch.randn(9, 3)]
+    results = [module.call([*order, *tensors])[0] for order in itertools.permutations((9, 3))]
+    assert sorted(sizes) == [4, 6] and any(close(y, tensors[0].softmax(0) * 9) for y in results)
+
+
+def test_a_factorization_that_may_fail_is_written(tmp_path):
+    (path,) = standalone(lambda x: torch.linalg.inv(x).sin(), (torch.eye(4) * 2,), {}, tmp_path)
+    module = module_at(str(path))
+    token = torch.empty(0)  # orders the checks
+    assert close(module.call([token, torch.eye(4) * 2])[-1], torch.linalg.inv(torch.eye(4) * 2).sin())
+    with pytest.raises(RuntimeError, match="singular"):
+        module.call([token, torch.zeros(4, 4)])
+
+
+def test_a_program_of_which_nothing_is_compiled_is_told(tmp_path):
+    with pytest.raises(NotStandaloneError, match="nothing is compiled"):
+        standalone(torch.compiler.disable(torch.sin), (torch.randn(3),), {}, tmp_path)
