@@ -46,7 +46,7 @@ OTHERS = """
     as_strided slice_inverse narrow diagonal linalg_diagonal unfold
     chunk split split_with_sizes hsplit vsplit dsplit tensor_split unbind
     ccol_indices coalesce col_indices crow_indices indices row_indices values
-    lift_fresh numpy_T pin_memory positive ravel to
+    align_to refine_names rename lift_fresh numpy_T pin_memory positive ravel to
 """
 
 

@@ -99,4 +99,4 @@ def test_schedulers_do_not_recompile_a_step(kind, foreach):
             scheduler.step()
     for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-    assert counters[0].frame_count <= 2
+    assert counters[0].frame_count <= 2, [c.frame_count for c in counters]
