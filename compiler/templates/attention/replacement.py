@@ -15,6 +15,8 @@ from ...capture.effects import has_effect
 from ..common import records
 from ..common.cpp_call import Layout
 from ..common.formula import packet
+from ..common.questions import Questions
+from ..common.task import Task
 from .bias_layout import Copies
 from .match import SOFTMAXES, Found, beside_product, match_attention
 from .sdpa import SDPA, match_sdpa
@@ -91,3 +93,8 @@ def _is_written_by_a_rule(node: fx.Node) -> bool:
 def near_miss(node: fx.Node, reason: Reason) -> NearMiss:
     """An attention that the template does not compute, with the reason."""
     return records.near_miss(RULE, FAMILY, node, reason, size=3)
+
+
+def questions_of(task: Task, seconds: float) -> Questions:
+    """The questions of a pass over attentions on a GPU."""
+    return Questions(task, RULE, FAMILY, seconds, size=3, dtype_code="score-dtype")

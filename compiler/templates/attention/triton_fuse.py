@@ -11,7 +11,6 @@ first.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,15 +19,15 @@ from typing import Any
 from torch import fx
 
 from ....rewrites.compat.memory import allows_tf32
-from ....rewrites.profit import SWITCHED_OFF, Decision, Question
+from ....rewrites.profit import Decision, Question
 from ....rewrites.reason import Reason
-from ....rewrites.switches import allowed
-from ...codegen.triton import TritonFailed, TritonMissing, UnsupportedDtypeError
+from ...codegen.triton import TritonMissing, UnsupportedDtypeError
 from ..common.baseline import Baseline
 from ..common.compiled_candidates import CompiledCandidates
 from ..common.cpp_call import Layout
 from ..common.formula import packet
 from ..common.order import is_written_by_kernel
+from ..common.questions import CANNOT_COMPILE
 from ..common.task import Task
 from ..common.triton_call import TritonTemplateKernel
 from .benchmark_inputs import Among, arranged, kept_on_the_way, nodes_after
@@ -37,7 +36,7 @@ from .description import Attention
 from .footprint import excluded, unmeasured
 from .grouped import grouped
 from .match import SOFTMAXES, Found
-from .replacement import RULE, Replacer, is_on, matched, near_miss, record_decision
+from .replacement import RULE, Replacer, is_on, matched, questions_of, record_decision
 from .sdpa import SDPA, given_mask
 from .triton_forward import attention_triton
 from .triton_split_keys import split_attention, workspaces
@@ -59,7 +58,7 @@ class AttentionPass:
     def __init__(self, task: Task) -> None:
         self.task = task
         self._replacer = Replacer(task.graph)
-        self._left = _MORE_SECONDS if task.thorough else _SECONDS
+        self._questions = questions_of(task, _MORE_SECONDS if task.thorough else _SECONDS)
         self._count = _MORE_TILES if task.thorough else _SOME_TILES if task.generated else _TILES
         self._splits = _MORE_SPLIT_TILES if task.thorough else _SPLIT_TILES
         self._made: dict[Any, TritonTemplateKernel] = {}
@@ -73,7 +72,7 @@ class AttentionPass:
         for node in list(self.task.graph.nodes):
             one = matched(node) if is_on(node, "cuda") else None
             if isinstance(one, Reason):
-                self.task.record.near_misses.append(near_miss(node, one))
+                self._questions.refuse(node, one)
             elif one is not None and (self.task.measures_all or is_promising(one) or self._has_few_queries(one)):
                 every[node] = one
         return every
@@ -108,15 +107,12 @@ class AttentionPass:
         """Decide on one attention; returns whether it was replaced."""
         try:
             decision, kernels = self._decide(found)
-            if decision.chosen is not None and not allowed("template", RULE, [*found.nodes, found.output]):
-                decision = SWITCHED_OFF
+            decision = self._questions.switched(decision, [*found.nodes, found.output])
             kernel = None if decision.chosen is None else kernels[decision.chosen]
             if kernel is not None:
                 kernel.build()
-        except (UnsupportedDtypeError, UnsupportedAttentionError, TritonMissing, TritonFailed) as error:
-            compiles = isinstance(error, (UnsupportedDtypeError, UnsupportedAttentionError))
-            reason = Reason("score-dtype" if compiles else "no-machine-code", str(error))
-            self.task.record.near_misses.append(near_miss(found.output, reason))
+        except (UnsupportedAttentionError, *CANNOT_COMPILE) as error:
+            self._questions.refuse_error(found.output, error)
             return False
         record_decision(self.task.record, found, decision)
         if kernel is not None:
@@ -132,13 +128,11 @@ class AttentionPass:
             won = self._won(key)
             if won is not None:
                 return won
-            if self._left <= 0 and not self.task.generated:
+            if self._questions.are_over:
                 return unmeasured(kernels, excluded(found, nodes_after(found, (*found.inputs, *kept)))), kernels
-            start = time.perf_counter()
             compiled = self._begun.pop(key, None) or self._compiled(found, kernels, kept)
-            question = _question(found, kernels, kept, key, compiled)
-            self._known[key] = self.task.oracle.decide(question), kernels
-            self._left -= time.perf_counter() - start - compiled.seconds
+            decision = self._questions.ask(compiled, _question(found, kernels, kept, key, compiled))
+            self._known[key] = decision, kernels
         return self._known[key]
 
     def _won(self, key: _Key) -> tuple[Decision, _Kernels] | None:

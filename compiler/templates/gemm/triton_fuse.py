@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,18 +22,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from ....rewrites.profit import SWITCHED_OFF, Decision, Question
+from ....rewrites.profit import Decision, Question
 from ....rewrites.reason import Reason
 from ....rewrites.record import Evidence, Match
-from ....rewrites.switches import allowed
-from ...codegen.triton import KernelSource, TritonFailed, TritonMissing, UnsupportedDtypeError
+from ...codegen.triton import KernelSource, TritonMissing, UnsupportedDtypeError
 from ...gpu import Gpu
 from ...ir.program import Buffer
 from ...ir.value import Load, Rewriter, Value
 from ..common.compiled_candidates import CompiledCandidates
 from ..common.cpp_call import Layout
 from ..common.formula import is_move, packet
-from ..common.records import decided, near_miss
+from ..common.questions import CANNOT_COMPILE, Questions
+from ..common.records import decided
 from ..common.task import Task
 from ..common.triton_call import TritonTemplateKernel
 from .description import Product, Prologue, Result
@@ -85,7 +84,7 @@ class ProductPass:
     def __init__(self, task: Task) -> None:
         self.task = task
         self._count = _MORE_TILES if task.thorough else _SOME_TILES if task.generated else _TILES
-        self._left = _MORE_SECONDS if task.thorough else _SECONDS
+        self._questions = Questions(task, self.rule, self.family, _MORE_SECONDS if task.thorough else _SECONDS)
         self._asked: set[str] = set()
         self._tiles: dict[str, GemmTile] = {}
         self._tiles_of = functools.cache(lambda kind: self.tiles(kind[0]))  # most layers are the same
@@ -173,7 +172,7 @@ class ProductPass:
         for node in list(self.task.graph.nodes):
             plain = None if node in others else self.match(node)
             if isinstance(plain, Reason) and not others:
-                self.task.record.near_misses.append(near_miss(self.rule, self.family, node, plain))
+                self._questions.refuse(node, plain)
             found = next(filter(self.considers, self.found(plain, node)), None)
             if found is None:
                 continue
@@ -197,7 +196,7 @@ class ProductPass:
         """The first kinds of the ranking; products with few rows are counted separately."""
         few = [kind for kind in kinds if has_few_rows(kind[0])]
         if few:
-            self._left = max(self._left, _FEW_ROWS_SECONDS)
+            self._questions.allow(_FEW_ROWS_SECONDS)
         return [*few[:_FEW_ROWS_KERNELS], *[kind for kind in kinds if kind not in few][: self.kinds]]
 
     def _begin(self, found: FoundProduct) -> None:
@@ -261,18 +260,16 @@ class ProductPass:
             kernels = self._kernels(kind, self._tiles_of(kind))
             if not kernels:
                 return self._decline(found, "no tile fits this GPU")
-            if self._left <= 0 and not self.task.generated and _key(found, kernels) not in self._asked:
+            if self._questions.are_over and _key(found, kernels) not in self._asked:
                 return self._decline(found, "the time for measurements of this graph is spent")
             decision, kernel = self._decide(found, kernels)
             decision, kernel = (decision, kernel) if kernel is not None else self._joins(found, kernels, decision)
-            if kernel is not None and not allowed("template", self.rule, [*found.nodes, found.output]):
-                decision, kernel = SWITCHED_OFF, None
+            decision = self._questions.switched(decision, [*found.nodes, found.output])
+            kernel = kernel if decision.chosen is not None else None
             if kernel is not None:
                 kernel.build()
-        except (UnsupportedDtypeError, TritonMissing, TritonFailed) as error:
-            code = "epilogue-dtype" if isinstance(error, UnsupportedDtypeError) else "no-machine-code"
-            missed = near_miss(self.rule, self.family, found.output, Reason(code, str(error)))
-            self.task.record.near_misses.append(missed)
+        except CANNOT_COMPILE as error:
+            self._questions.refuse_error(found.output, error)
             return False
         (self.task.record.applied if kernel else self.task.record.declined).append(self._recorded(found, decision))
         if kernel is not None and anchor is not None:
@@ -336,7 +333,7 @@ class ProductPass:
         return Decision(name, replace(decision.evidence, note=note)), kernels[name]
 
     def _ask(self, found: FoundProduct, kernels: Mapping[str, TritonTemplateKernel]) -> Decision:
-        start, key = time.perf_counter(), _key(found, kernels)
+        key = _key(found, kernels)
         compiled = self._begun.pop((found.output, key), None)
         compiled = compiled or CompiledCandidates(ProductBaseline(found), kernels.values(), self.task.while_compiling)
         question = Question(
@@ -349,9 +346,7 @@ class ProductPass:
             cold=is_skinny(found.product),
             precision=_AS_PRECISE if found.product.dtype == torch.float32 else None,
         )
-        decision = self.task.oracle.decide(question)
-        self._left -= time.perf_counter() - start - compiled.seconds
-        return decision
+        return self._questions.ask(compiled, question)
 
 
 def _may_share(part: Part, product: Product, tile: GemmTile) -> bool:

@@ -10,7 +10,6 @@ one. Plain and causal attentions are left to libraries, unless time does not mat
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,21 +17,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from .....rewrites.profit import SWITCHED_OFF, Decision, Question
+from .....rewrites.profit import Decision, Question
 from .....rewrites.reason import Reason
-from .....rewrites.switches import allowed
 from ....autograd.joint_graph import backward_nodes
-from ....codegen.triton import TritonFailed, TritonMissing, UnsupportedDtypeError
 from ....lowering.sizes import Unlowered
 from ...common.baseline import Baseline
 from ...common.compiled_candidates import CompiledCandidates
 from ...common.formula import is_move, packet
+from ...common.questions import CANNOT_COMPILE
 from ...common.task import Task
 from ..benchmark_inputs import arranged
 from ..bias_layout import with_keys_innermost
 from ..footprint import excluded, unmeasured
 from ..match import Found
-from ..replacement import RULE, near_miss, record_decision
+from ..replacement import RULE, questions_of, record_decision
 from ..sdpa import SDPA
 from ..triton_fuse import is_promising, may_be_promising
 from ..triton_text import UnsupportedAttentionError
@@ -80,7 +78,7 @@ class _Fusion:
     def __init__(self, task: Task, backward: set[fx.Node]) -> None:
         self._task, self._backward = task, backward
         self._replacer = PairReplacer(task.graph)
-        self._left = _MORE_SECONDS if task.thorough else _SECONDS
+        self._questions = questions_of(task, _MORE_SECONDS if task.thorough else _SECONDS)
         self._count = _MORE_TILES if task.thorough else _TILES
         self._moved: dict[fx.Node, fx.Node] = {}
         self._known: dict[str, tuple[Decision, _Kernels]] = {}
@@ -95,8 +93,7 @@ class _Fusion:
         try:
             pair = pair_sdpa(node, found) if packet(node) in SDPA else pair_spelled_out(found, self._backward)
             decision, kernels = self._decide(pair, shared)
-            if decision.chosen is not None and not allowed("template", RULE, pair.nodes):
-                decision = SWITCHED_OFF
+            decision = self._questions.switched(decision, pair.nodes)
             chosen = None if decision.chosen is None else kernels[decision.chosen]
             for kernel in () if chosen is None else chosen.all:
                 kernel.build()
@@ -104,16 +101,16 @@ class _Fusion:
             return self._missed(node, refused.reason)
         except Unlowered as refusal:
             return self._missed(node, Reason(f"backward-{refusal.code}", str(refusal), (node,)))
-        except (UnsupportedDtypeError, UnsupportedAttentionError, TritonMissing, TritonFailed) as error:
-            compiles = isinstance(error, (UnsupportedDtypeError, UnsupportedAttentionError))
-            return self._missed(node, Reason("score-dtype" if compiles else "no-machine-code", str(error), (node,)))
+        except (UnsupportedAttentionError, *CANNOT_COMPILE) as error:
+            self._questions.refuse_error(node, error)
+            return False
         record_decision(self._task.record, pair.found, decision, pair.nodes, stage="joint")
         if chosen is not None:
             self._moved |= self._replacer.replace(pair, chosen)
         return chosen is not None
 
     def _missed(self, node: fx.Node, reason: Reason) -> bool:
-        self._task.record.near_misses.append(near_miss(node, reason))
+        self._questions.refuse(node, reason)
         return False
 
     def _decide(self, pair: Pair, shared: frozenset[fx.Node]) -> tuple[Decision, _Kernels]:
@@ -122,9 +119,8 @@ class _Fusion:
         inputs, kept, nodes = _original(pair, shared)
         key = _key(pair, kernels, nodes)
         if key not in self._known:
-            if self._left <= 0 and not self._task.generated:
+            if self._questions.are_over:
                 return unmeasured(kernels, excluded(pair.found, nodes)), kernels
-            start = time.perf_counter()
             every = [kernel for some in kernels.values() for kernel in some.all]
             outputs = [pair.found.output, *pair.results.values()]
             baseline = Baseline(nodes, inputs, outputs)
@@ -139,8 +135,7 @@ class _Fusion:
                 arrange=_arranged(pair, kept),
                 excluded=compiled.excluded,
             )
-            self._known[key] = self._task.oracle.decide(question), kernels
-            self._left -= time.perf_counter() - start - compiled.seconds
+            self._known[key] = self._questions.ask(compiled, question), kernels
         return self._known[key]
 
     def _kernels(self, pair: Pair) -> _Kernels:
