@@ -3,14 +3,15 @@
     linear((to(x) - z) * s, to(w) * t, bias)   ->   (int_mm(x, w.T) + (offset - z) * sum(w)) * s * t + bias
 
 `x` and `w` hold 8 bits; `z` is zero or the zero point of `x`, `s` and `t` are scales that are constant along the depth.
-Sums of products of bytes are exact in 32 bits, where float32 rounds them; processors multiply bytes several times as
-fast (VNNI), and no dequantized copy of the weight is written. Unsigned bytes become signed ones by an offset of 128.
+The dequantized weight may be rounded to the dtype of `x`, as it is where scales are float64. Sums of products of bytes
+are exact in 32 bits, where float32 rounds them; processors multiply bytes several times as fast (VNNI), and no
+dequantized copy of the weight is written. Unsigned bytes become signed ones by an offset of 128.
 Integers that were bytes, `x.int() @ w.int()`, are multiplied in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -146,6 +147,15 @@ def computed_wider(match: Binding) -> Reason | None:
     return None
 
 
+def rounded_to_floats(match: Binding) -> Reason | None:
+    """A dequantized weight is rounded to no fewer digits than float32 has."""
+    kind = dtype(match.matched[0])
+    if dict(match.tags)["weight_rounded"] == "no" or kind in _WIDE:
+        return None
+    weight = match.operands["weight"]
+    return Reason("dtype-narrow", f"the dequantized weight is rounded to {kind}", (weight,), "float32", str(kind))
+
+
 def is_turned(match: Binding, policy: Mapping[str, str]) -> bool:
     """Whether rows of the weight go along the depth, `x @ weight`."""
     return dict(match.tags)["layout"] == "columns"
@@ -173,7 +183,7 @@ def _copied(value: Any, kind: Any) -> Any:
 
 _ALTERNATIVES = {
     "x": "cast", "zero": "none", "scale": "none", "weight": "cast", "weight_zero": "none", "weight_scale": "none",
-    "layout": "rows", "bias": "no",
+    "weight_rounded": "no", "layout": "rows", "bias": "no",
 }  # fmt: skip
 _PARTS = {"zero": "zero", "shift": "zero", "scale": "scale", "factor": "scale"}
 _KIND = (torch.int8, torch.uint8)
@@ -190,18 +200,19 @@ def _tags(given: Mapping[str, Any]) -> dict[str, str]:
     return tags | {"bias": "yes" if given.get("bias") is not None else "no"}
 
 
-def _sample(refused: str = "", unsigned: bool = True, promoted: str = "", **given: Any) -> Sample:
+def _sample(refused: str = "", unsigned: bool = True, promoted: str = "", rounded: str = "no", **given: Any) -> Sample:
     """Bytes with these parts beside the casts; the alternatives follow from their names."""
     x, weight = T("B S 24", dtype=_KIND[unsigned]), T("N 24", dtype=torch.int8)
     operands: dict[str, Any] = {"x": x, "weight": weight}
     operands |= {"kind": torch.float32} | {name: value for name, value in given.items() if name != "layout"}
-    return Sample(**operands, tags=_tags(given) | dict.fromkeys(filter(None, [promoted]), "promoted"), refused=refused)
+    tags = _tags(given) | {"weight_rounded": rounded} | dict.fromkeys(filter(None, [promoted]), "promoted")
+    return Sample(**operands, tags=tags, refused=refused)
 
 
 _SCALE, _SCALES = (T(dims, dtype=torch.float32, values="moderate") for dims in ("B S 1", "N 1"))
 _ROWS = T("M 24", dtype=torch.uint8)
 _BIAS, _SCALED = T("N", dtype=torch.float32), T("N", "moderate", torch.float32)
-_ZEROS = T("N 1", dtype=torch.int64)
+_ZEROS, _WIDE_SCALES = T("N 1", dtype=torch.int64), T("N 1", "moderate", torch.float64)
 
 
 _META: dict[str, Any] = {"device": "meta"}
@@ -212,6 +223,7 @@ _NEAR_MISSES = [
     _sample("depth-too-large", x=T("1 65540", dtype=torch.uint8), weight=T("2 65540", dtype=torch.int8)),
     _sample("changes-along-depth", scale=T("24", dtype=torch.float32)),
     _sample("dtype-narrow", kind=torch.int8),
+    _sample("dtype-narrow", kind=torch.int32, weight_factor=0.5, rounded="cast", x=T("M 24", dtype=torch.int8)),
 ]
 
 
@@ -226,13 +238,14 @@ _NEAR_MISSES = [
         _sample(unsigned=False, scale=_SCALE, weight_scale=_SCALES, bias=_BIAS),
         _sample(zero=T("B S 1", dtype=torch.int32), scale=_SCALE, weight_zero=_ZEROS, weight_scale=_SCALES,
                 promoted="weight"),
+        _sample(shift=3, factor=0.05, weight_zero=_ZEROS, weight_scale=_WIDE_SCALES, promoted="weight", rounded="cast"),
         _sample(factor=0.5, weight_factor=0.25, kind=torch.float64, x=_ROWS),
         _sample(unsigned=False, kind=torch.int32),
         _sample(scale=_SCALE, weight=T("24 N", dtype=torch.int8), weight_scale=_SCALED, layout="columns"),
         _sample(shift=7, kind=torch.int64, x=_ROWS),
         *_NEAR_MISSES,
     ],
-    guards=(of_bytes, sums_fit, constant_along_depth, computed_wider),
+    guards=(of_bytes, sums_fit, constant_along_depth, computed_wider, rounded_to_floats),
     numbers=("shift", "factor", "weight_shift", "weight_factor", "kind"),
     derived={"result": result_dtype, "turned": is_turned},
     numerics=Numerics(slack=4.0),
@@ -242,15 +255,24 @@ def byte_product(  # noqa: PLR0913 - the parts that may be there
     weight_scale: Any, weight_factor: Any, bias: Any, kind: Any,
 ) -> Any:  # fmt: skip
     """linear((to(x) - zero) * scale, (to(weight) - zero) * scale, bias), each part but the casts optional."""
-    kind = _widest(kind, scale, weight_scale, bias)
+    narrow = _widest(kind, scale, bias)
 
-    def dequantized(name: str, value: Any, zero: Any, shift: Any, scale: Any, factor: Any) -> Any:
+    def dequantized(name: str, value: Any, zero: Any, shift: Any, scale: Any, factor: Any, kind: Any) -> Any:
         side = "" if name == "x" else "weight_"
         wide = choose(name, cast=lambda: cast(value, kind), copied=lambda: _copied(value, kind), promoted=value)
         moved = choose(side + "zero", none=wide, tensor=lambda: wide - zero, number=lambda: wide - shift)
         return choose(side + "scale", none=moved, tensor=lambda: moved * scale, number=lambda: moved * factor)
 
-    left = dequantized("x", x, zero, shift, scale, factor)
-    right = dequantized("weight", weight, weight_zero, weight_shift, weight_scale, weight_factor)
-    right = choose("layout", rows=right, columns=lambda: right.transpose(0, 1))
-    return choose("bias", yes=lambda: F.linear(left, right, bias), no=lambda: F.linear(left, right))
+    def multiplied(kind: Any, rounded: Callable[[Any], Any]) -> Any:
+        left = dequantized("x", x, zero, shift, scale, factor, kind)
+        right = dequantized("weight", weight, weight_zero, weight_shift, weight_scale, weight_factor, kind)
+        right = rounded(right)
+        right = choose("layout", rows=right, columns=lambda: right.transpose(0, 1))
+        return choose("bias", yes=lambda: F.linear(left, right, bias), no=lambda: F.linear(left, right))
+
+    return choose(
+        "weight_rounded",
+        no=lambda: multiplied(_widest(narrow, weight_scale), lambda right: right),
+        cast=lambda: multiplied(narrow, lambda right: cast(right, narrow)),
+        copied=lambda: multiplied(narrow, lambda right: _copied(right, narrow)),
+    )

@@ -56,6 +56,10 @@ SPELLINGS = {
         lambda x, w, s: F.linear((x.float() - 120) * 0.1, (w.float() - 131) * s[:, None]),
         (unsigned(M, K), unsigned(N, K), SCALES),
     ),
+    "scales of float64": (
+        lambda x, w, wz, s: F.linear((x.float() - 3) * 0.05, ((w - wz[:, None]) * s[:, None].double()).float()),
+        (unsigned(M, K), W, torch.arange(N) - 9, SCALES),
+    ),
     "zero points by rows": (
         lambda x, z, w, wz, s: F.linear((x.float() - z), (w - wz[:, None]) * s[:, None]),
         (unsigned(M, K), torch.randint(0, 255, (M, 1)).int(), W, torch.randint(-9, 9, (N,)), SCALES),

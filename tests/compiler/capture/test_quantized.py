@@ -64,10 +64,13 @@ def test_the_same_bits_without_a_call(function: Any) -> None:
     assert not [name for name in kept if "quantized" in name]
 
 
-def test_a_layer_of_pt2e_is_multiplied_in_bytes() -> None:
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+def test_a_layer_of_pt2e_is_multiplied_in_bytes(wide: torch.dtype) -> None:
+    """Scales of channels are float64 where they come from a quantized tensor."""
+
     def layer(x: Any, w: Any, b: Any) -> Any:
         x = Q.dequantize_per_tensor(Q.quantize_per_tensor(x, 0.05, 3, *U8), 0.05, 3, *U8)
-        y = F.relu(F.linear(x, Q.dequantize_per_channel(w, SCALES, ZEROS * 0, 0, *I8), b))
+        y = F.relu(F.linear(x, Q.dequantize_per_channel(w, SCALES.to(wide), ZEROS * 0, 0, *I8), b))
         return Q.dequantize_per_tensor(Q.quantize_per_tensor(y, 0.1, 0, *U8), 0.1, 0, *U8)
 
     inputs = torch.randn(8, 32), torch.randint(-128, 128, (16, 32)).to(torch.int8), torch.randn(16)
