@@ -37,7 +37,8 @@ def elementwise(
         operands: tensors, numbers, indices and scalars, broadcast against each other.
         compute: given one value for each operand, all of the promoted dtype's compute dtype, the result's value.
         kind: how dtypes promote; ``"first"`` goes by the first operand alone.
-        opmath: Python numbers are used as they are; by default they round to the promoted dtype, as tensors do.
+        opmath: Python numbers, and tensors without dims that are the second operand and lie on the CPU, are used as
+            they are; by default they round to the promoted dtype, as tensors do.
         dtype: of the result, where that is not the promoted one.
         decides: a small error of an operand may become a large one, by default in what gives truth values: operands of
             16 bits are rounded as eager has them, also where they are taken on from what computes them. So are those
@@ -52,10 +53,19 @@ def elementwise(
     result = dtype if dtype is not None else torch.bool if kind == "always_bool" else common
     sizes = broadcast(o.sizes for o in operands if isinstance(o, Tensor))
 
+    numbered = list(enumerate(operands))
+
     def value(indices: tuple[Any, ...]) -> Value:
-        return compute(*(_operand(o, indices, common, opmath, decides) for o in operands))
+        return compute(*(_operand(o, indices, common, opmath and _is_scalar(k, o), decides) for k, o in numbered))
 
     return low.pointwise(value, sizes, result)
+
+
+def _is_scalar(place: int, operand: Any) -> bool:
+    """Whether eager's kernels, which may take a second operand as a number, take this one so."""
+    if not isinstance(operand, Tensor):
+        return True
+    return place == 1 and not operand.sizes and operand.buffer.device.type == "cpu"
 
 
 def _operand(operand: Any, indices: tuple[Any, ...], common: torch.dtype, opmath: bool, decides: bool) -> Value:
@@ -63,7 +73,7 @@ def _operand(operand: Any, indices: tuple[Any, ...], common: torch.dtype, opmath
     if isinstance(operand, Tensor):
         value = element(operand, indices)
         value = cast(rounded(value, operand.dtype) if decides else widened(value, operand.dtype, common), computed)
-        return value if _fits(operand.dtype, common) else rounded(value, common)
+        return value if opmath or _fits(operand.dtype, common) else rounded(value, common)
     value = literal(operand, computed)
     if opmath or isinstance(operand, bool) or common == computed:
         return value

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from support.kernels import compiled_agrees
 from support.lowering import agree
 from support.thorough import one_row_in, takes_turns
 
@@ -217,3 +218,25 @@ def test_copies_keep_or_change_the_order_of_memory():
 )
 def test_all_layouts(x, dynamic):
     agree(lambda x: (x + 1, x * x.exp(), x > 0, torch.where(x > 0, x, x.neg())), x, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_numbers_of_tensors_without_dims_are_rounded_where_eager_rounds_them(dtype):
+    """As the second operand of products and quotients they are not: 3e5 is no float16, and the product is one."""
+
+    def function(x, n):
+        return x * n, n * x, x / n, n / x, x + n, torch.div(x, n, rounding_mode="trunc"), x.clone().mul_(n)
+
+    x = (torch.arange(1, 20) * 3e-4).to(dtype)
+    for number in (3e5, 1.0036, 2.0**-20):
+        for n in (torch.tensor(number), torch.tensor(number, dtype=torch.float64)):
+            compiled_agrees(function, x, n, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("function", [lambda x, n: x * n, lambda x, n: x / n, lambda x, n: n / (x + 1000)])
+def test_a_changing_number_that_float16_does_not_hold(function):
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="regraft", dynamic=True)
+    x = torch.linspace(-2e-3, 2e-3, 9).half()
+    for number in (3e5, 65536.0, 1e-9, -2e5):
+        torch.testing.assert_close(compiled(x, number), function(x, number), rtol=2e-3, atol=0)
