@@ -254,8 +254,11 @@ def _kinds(packet: str, given: dict[str, Any]) -> str | None:
 
 def _lists(packet: str, given: dict[str, Any]) -> str | None:
     """Kinds of numbers in lists of tensors."""
-    tensors = [x.meta["val"] for x in given["self"]] if packet.startswith("_foreach_") else []
-    if all(map(_inexact, tensors)):
+    if not packet.startswith("_foreach_"):
+        return None
+    lists = [arg for arg in given.values() if isinstance(arg, (list, tuple))]
+    values = [x.meta["val"] for arg in lists for x in arg if isinstance(x, fx.Node)]
+    if all(_inexact(value) for value in values if isinstance(value, torch.Tensor)):
         return None
     if packet in _INEXACT_LISTS or isinstance(given.get("alpha"), _FLOATS):
         return f"eager refuses {packet} of integers"
