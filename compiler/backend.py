@@ -325,6 +325,7 @@ class Compilation:
                 recompute=self._stages.generates(),
                 memory_budget=self.options.memory_budget,
                 continued=bool(graph_break(self._gm)[0]),
+                before=self._stages.change_before,
             )
         except Exception as error:
             if isinstance(error, PassFailedError) or self._faults.lets_through(error):

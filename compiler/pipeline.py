@@ -1,6 +1,7 @@
 """The pipeline: every pass over whole graphs between capture and kernels, in order.
 
     CAPTURED    the program as it was captured, before autograd; then PROGRAM_RULES, on the bodies of checkpoints too
+    BEFORE      the program as AOTAutograd will trace it: what it would compute otherwise than eager
     DESUGARED   the same for programs that were not captured, below autograd
     JOINT       forward and backward in one graph, or an inference graph, before they are split and lowered
     LOWERED     each graph after autograd, before kernels are generated
@@ -24,6 +25,7 @@ from ..rewrites.graph import rank
 from ..rewrites.profit import Question
 from ..rewrites.rule import Rule
 from ..rewrites.switches import KINDS
+from .autograd.differentiate import BEFORE as CHANGES_BEFORE
 from .autograd.seed_dropout import seed_calls
 from .capture.checkpoints import inline_bodies
 from .codegen.generate import begin_kernels
@@ -249,6 +251,25 @@ CAPTURED = (
 )  # fmt: skip
 PROGRAM_RULES = (_rules("forward"),)
 
+_BEFORE = {
+    "drop_everything": "dropout(x, 1.0, True)  ->  x * 0.0, which draws nothing, as in eager.",
+    "whole_resampling": "upsample_bilinear2d(x)  ->  one operator, which has one derivative, as in eager.",
+    "circular_padding": "pad(x, (2, 1), 'circular')  ->  a slice of a repetition.",
+    "branch_gradients": "cond(p, sum, sin, (x,))  ->  the same of copies, whose gradients lie alike.",
+    "as_eager": "binary_cross_entropy(x, y)  ->  the same after the check that eager makes, and other such operators.",
+    "checked_draws": "bernoulli(p)  ->  the same after the check that eager makes, in the order of memory.",
+    "written_layouts": "masked_fill_(x, mask, 0), x not contiguous  ->  copy_(x, masked_fill(x, mask, 0)).",
+    "late_numbers": "cumsum(x[mask])  ->  the same, whose derivative asks for no number that only the data says.",
+}
+
+
+def _before(name: str) -> Pass:
+    change = CHANGES_BEFORE[name]
+    return Pass(name, lambda graph, c: change(graph, c.inputs), doc=_BEFORE[name], required=True)
+
+
+BEFORE = tuple(map(_before, CHANGES_BEFORE))
+
 DESUGARED = (
     *PROGRAM_RULES,
     _simple("decompose_composites", decompose_composites),
@@ -350,6 +371,7 @@ BODY = (
 
 PIPELINE = {
     "captured": (*CAPTURED, *PROGRAM_RULES),
+    "before": BEFORE,
     "desugared": DESUGARED,
     "joint": JOINT,
     "lowered": LOWERED,
@@ -359,7 +381,8 @@ PIPELINE = {
 
 def names_of_steps() -> list[str]:
     """The names of all passes and templates."""
-    passes = {one.name for listed in PIPELINE.values() for one in listed} - {"gpu-templates"}
+    every = [one for listed in PIPELINE.values() for one in listed if not one.required]
+    passes = {one.name for one in every} - {"gpu-templates"}
     return sorted({*passes, "attention-template", "linear-template", "convolution-template"})
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from torch import fx
@@ -34,7 +35,7 @@ from .normal import FORMS
 from .options import Options
 from .passes.containment import Containment
 from .passes.registry import Context, Pass, changes, refusals
-from .pipeline import BODY, CAPTURED, DESUGARED, JOINT, LOWERED, PROGRAM_RULES
+from .pipeline import BEFORE, BODY, CAPTURED, DESUGARED, JOINT, LOWERED, PROGRAM_RULES
 from .runtime.calls import Boxed
 
 
@@ -102,6 +103,10 @@ class Stages:
         """Run the rules for programs on a graph below autograd."""
         self._run(DESUGARED, graph_module, kind)
 
+    def change_before(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        """Run the passes on a program that is about to be differentiated."""
+        self._run(BEFORE, graph_module, "program", inputs)
+
     def prepare(self, graph_module: fx.GraphModule, kind: Literal["inference", "joint"]) -> None:
         """Run the passes that precede the split into forward and backward, and decide what the forward saves."""
         if self._desugars and kind == "inference":
@@ -143,7 +148,7 @@ class Stages:
 
     # -- the runner ----------------------------------------------------------------------------------------------------
 
-    def _run(self, passes: Sequence[Pass], graph_module: fx.GraphModule, kind: str) -> None:
+    def _run(self, passes: Sequence[Pass], graph_module: fx.GraphModule, kind: str, inputs: Sequence[Any] = ()) -> None:
         """Run passes on a graph, in order."""
         context = Context(
             kind,
@@ -157,6 +162,7 @@ class Stages:
             do=self._do,
             rewrite=lambda graph, stage: self._rewrite(graph, stage, kind),
             freezer=self._freezer if kind in ("program", "inference") else None,
+            inputs=inputs,
         )
         for one in passes:
             why = self._why_not(one, context)
@@ -168,7 +174,7 @@ class Stages:
     def _why_not(self, one: Pass, context: Context) -> Reason | None:
         """Why a pass does not run on a graph; None if it runs."""
         why = one.refusal(context)
-        if why is not None or one.made_of_steps or allowed("pass", one.name):
+        if why is not None or one.made_of_steps or one.required or allowed("pass", one.name):
             return why
         return Reason("switched-off", "option `without`, or a search for a fault, leaves it out")
 
@@ -176,7 +182,8 @@ class Stages:
         start = time.perf_counter()
         drawing = self._drawing(graph_module, context.kind, one.drawn)
         with changing("pass", graph_module.graph), drawing, refusals() as told:
-            made = changes(self._do(one.run, graph_module, context, name=one.name))
+            run = one.run if one.required else partial(self._do, one.run, name=one.name)
+            made = changes(run(graph_module, context))
         seconds = time.perf_counter() - start
         if not one.seconds:  # rules record their own time
             return

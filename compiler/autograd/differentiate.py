@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -33,6 +34,8 @@ from .written_layouts import write_as_it_lies
 GraphKind = Literal["inference", "forward", "backward"]
 CompileGraph = Callable[[fx.GraphModule, Sequence[Any], GraphKind], Callable[[list[Any]], Any]]
 
+ChangeBefore = Callable[[fx.GraphModule, Sequence[Any]], None]
+
 RULE = "regraft_rule"
 
 
@@ -45,6 +48,7 @@ def differentiate(
     recompute: bool = False,
     memory_budget: float = 1.0,
     continued: bool = False,
+    before: ChangeBefore | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph with its derivatives.
 
@@ -56,25 +60,23 @@ def differentiate(
             boxed callable: one list of inputs in, which it empties, and a tuple out. Writes to inputs are `copy_` nodes
             at the end of the graph.
         prepare: may change an inference graph, or a joint graph before it is split, in place.
-        recompute: let the backward compute pointwise results again where less is kept then (minimum cut). Pays where
-            they are fused into the kernels that read them.
-        memory_budget: with `recompute`: the share of what would be kept then that may be kept.
+        recompute: let the backward compute pointwise results again if less is kept then (minimum cut).
+        memory_budget: with `recompute`, the share of that which may be kept.
         continued: whether the program goes on with the results after a graph break, and may write to them.
+        before: makes the changes of `BEFORE` to the graph, by default one after the other.
 
     Returns:
         A callable of the graph's inputs, for Dynamo.
     """
-    _prepare_program(graph_module, example_inputs)
+    (before or _change_before)(graph_module, example_inputs)
+    _pack_rules(graph_module)
     mode = _corrected_mode(example_inputs)
 
-    def compiler(kind: GraphKind) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
-        def compile_kind(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-            _unpack_rules(graph)
-            if kind == "inference":
-                prepare(graph, "inference")
-            return compile_graph(graph, inputs, kind)
-
-        return compile_kind
+    def compile_kind(kind: GraphKind, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        _unpack_rules(graph)
+        if kind == "inference":
+            prepare(graph, "inference")
+        return compile_graph(graph, inputs, kind)
 
     def prepare_joint(graph: fx.GraphModule) -> None:
         _unpack_rules(graph)
@@ -87,9 +89,9 @@ def differentiate(
             autograd.aot_compile(
                 graph_module,
                 example_inputs,
-                inference=compiler("inference"),
-                forward=compiler("forward"),
-                backward=compiler("backward"),
+                inference=partial(compile_kind, "inference"),
+                forward=partial(compile_kind, "forward"),
+                backward=partial(compile_kind, "backward"),
                 joint=prepare_joint,
                 recompute=memory_budget if recompute else None,
                 decompositions={**by_tensors(), **_around_products()},
@@ -98,18 +100,9 @@ def differentiate(
         )
 
 
-def _prepare_program(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
-    """Spell calls, in place, as AOTAutograd traces them well."""
-    _drop_everything(graph_module)
-    keep_whole(graph_module)
-    spell_circular_padding(graph_module)
-    lay_out_branch_gradients(graph_module, example_inputs)
-    compute_as_eager(graph_module)
-    draw_as_eager(graph_module)
-    write_as_it_lies(graph_module)
-    if torch.is_grad_enabled():
-        ask_nothing(graph_module)
-    _pack_rules(graph_module)
+def _change_before(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+    for change in BEFORE.values():
+        change(graph_module, example_inputs)
 
 
 def _corrected_mode(example_inputs: Sequence[Any]) -> Any:
@@ -127,7 +120,7 @@ def _around_products() -> dict[Any, Callable[..., Any]]:
     return {} if found is None else {distance: found}
 
 
-def _drop_everything(graph_module: fx.GraphModule) -> None:
+def drop_everything(graph_module: fx.GraphModule) -> int:
     """``dropout(x, 1.0, True)  ->  x * 0.0``, which draws nothing, as in eager; AOTAutograd would draw."""
     calls = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.dropout.default)
     everything = [node for node in calls if node.args[1:] == (1.0, True)]
@@ -135,6 +128,24 @@ def _drop_everything(graph_module: fx.GraphModule) -> None:
         node.target, node.args = torch.ops.aten.mul.Tensor, (node.args[0], 0.0)
     if everything:
         graph_module.recompile()
+    return len(everything)
+
+
+def _ask_nothing(graph_module: fx.GraphModule, _: Sequence[Any]) -> int:
+    return ask_nothing(graph_module) if torch.is_grad_enabled() else 0
+
+
+BEFORE: dict[str, Callable[[fx.GraphModule, Sequence[Any]], int]] = {
+    "drop_everything": lambda graph, _: drop_everything(graph),
+    "whole_resampling": lambda graph, _: keep_whole(graph),
+    "circular_padding": lambda graph, _: spell_circular_padding(graph),
+    "branch_gradients": lay_out_branch_gradients,
+    "as_eager": lambda graph, _: compute_as_eager(graph),
+    "checked_draws": lambda graph, _: draw_as_eager(graph),
+    "written_layouts": lambda graph, _: write_as_it_lies(graph),
+    "late_numbers": _ask_nothing,
+}
+"""What is changed in a program so that AOTAutograd traces it as eager computes it, in order; each returns a number."""
 
 
 def _pack_rules(graph_module: fx.GraphModule) -> None:

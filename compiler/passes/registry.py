@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -38,6 +38,7 @@ class Context:
         rewrite: runs the rules of a stage on a graph; returns the number of matches.
         freezer: knows the weights, if they may be treated as constants.
         convolutions: the number of convolutions that can run in either layout; set by `channels_last`.
+        inputs: the example inputs of a program that is about to be differentiated.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class Context:
     rewrite: Callable[[fx.GraphModule, str], int]
     freezer: Any = None
     convolutions: int = 0
+    inputs: Sequence[Any] = ()
 
     @property
     def max_autotune(self) -> bool:
@@ -83,6 +85,8 @@ class Pass:
         candidates: the alternatives to the original among which it chooses.
         numerics: its contract about rounding.
         nan: its contract about NaN.
+        required: whether the program would be wrong without the pass: it is not left out, and its failure costs the
+            compilation.
     """
 
     name: str
@@ -97,6 +101,7 @@ class Pass:
     numerics: str = "exact"
     nan: str = "same"
     tags: dict[str, list[str]] = field(default_factory=dict)
+    required: bool = False
 
     @property
     def made_of_steps(self) -> bool:

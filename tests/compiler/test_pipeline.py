@@ -103,3 +103,30 @@ def test_a_pass_that_fails_says_so(monkeypatch):
     torch.testing.assert_close(made, torch.ones(4).sin() * 3)
     (run,) = [run for run in cov.graphs[0].passes if run.name == "fails"]
     assert not run.ran and [refusal.code for refusal in run.refusals] == ["failed"]
+
+
+def test_what_precedes_autograd_runs_as_passes(monkeypatch):
+    """Listed, recorded and verified; as the program would be wrong without one, none is left out, nor fails alone."""
+
+    def program(x):
+        return torch.nn.functional.dropout(x, 1.0) + x.sin()
+
+    x = torch.randn(4)
+    with regraft.coverage() as cov:
+        made = torch.compile(program, backend="regraft", options={"verify": "structure"})(x)
+    torch.testing.assert_close(made, x.sin())
+    (record,) = cov.graphs
+    assert record.changes("drop_everything") == {"changes": 1} and not record.fallbacks
+    names = [run.name for run in record.passes if run.graph == "program"]
+    assert [name for name in names if name in pipeline.CHANGES_BEFORE] == list(pipeline.CHANGES_BEFORE)
+    assert not pipeline.CHANGES_BEFORE.keys() & set(pipeline.names_of_steps())
+
+    def fails(graph, inputs):
+        raise ValueError("planted")
+
+    broken = registry.Pass("as_eager", lambda graph, context: fails(graph, ()), doc="x  ->  x", required=True)
+    monkeypatch.setattr("regraft.compiler.stages.BEFORE", (broken,))
+    torch._dynamo.reset()
+    with regraft.coverage() as cov:
+        torch.testing.assert_close(torch.compile(program, backend="regraft")(x), x.sin())
+    assert any(fallback.fault for fallback in cov.graphs[0].fallbacks)
