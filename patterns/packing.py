@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..rewrites.compat.tensors import writes_seen
 from ..rewrites.graph import describe, is_pure, is_tensor, op_name
 from ..rewrites.reason import Reason
 
@@ -184,7 +185,7 @@ class _Last:
 
 
 def _key(tensors: tuple[torch.Tensor | None, ...], settings: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*((id(t), t._version) if t is not None else None for t in tensors), *settings)
+    return (*((id(t), writes_seen(t)) if t is not None else None for t in tensors), *settings)
 
 
 _last: dict[Callable[..., torch.Tensor], _Last] = {}

@@ -99,3 +99,8 @@ def has_ragged_size(value: Any) -> bool:
     """Whether a value is or has a size that stands for the lengths of a nested tensor's rows: it is never a number."""
     numbers = value.shape if isinstance(value, torch.Tensor) else (value,)
     return any(isinstance(n, torch.SymInt) and n.node.is_nested_int() for n in numbers)
+
+
+def writes_seen(tensor: torch.Tensor) -> int:
+    """The number of writes in place that torch has counted of a tensor's memory."""
+    return tensor._version

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ....patterns.packing import PACKED
+from ....rewrites.compat.tensors import writes_seen
 
 aten = torch.ops.aten
 
@@ -73,11 +74,11 @@ class LastPacked:
     def __init__(self, kernel: Callable[..., torch.Tensor], lanes: int, transposed: bool) -> None:
         self._kernel, self._lanes, self._transposed = kernel, lanes, transposed
         self._weight: Callable[[], torch.Tensor | None] = lambda: None
-        self._version, self._packed = -1, torch.empty(0)
+        self._writes, self._packed = -1, torch.empty(0)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         """The product of `x` and the plain `weight`."""
-        if self._weight() is not weight or self._version != weight._version:
-            self._weight, self._version = weakref.ref(weight), weight._version
+        if self._weight() is not weight or self._writes != writes_seen(weight):
+            self._weight, self._writes = weakref.ref(weight), writes_seen(weight)
             self._packed = packed(weight, self._lanes, self._transposed)
         return self._kernel(x, self._packed, *others)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ....rewrites.compat.tensors import writes_seen
 from ....rewrites.words import counted
 from .case import Case, Program
 from .distribution import compare_distributions
@@ -20,9 +21,9 @@ _ROUNDINGS_DOUBLE = 64  # no type is wider than float64: eager's own error is un
 def compare(case: Case, rewritten: Program) -> Disagreement | None:
     """The first disagreement in results, gradients or random draws, or None."""
     eager = run(case, case.program)
-    before = [(o._version, o.detach().clone()) for o in case.operands if isinstance(o, torch.Tensor)]
+    before = [(writes_seen(o), o.detach().clone()) for o in case.operands if isinstance(o, torch.Tensor)]
     ours = run(case, rewritten)
-    after = [(o._version, o.detach()) for o in case.operands if isinstance(o, torch.Tensor)]
+    after = [(writes_seen(o), o.detach()) for o in case.operands if isinstance(o, torch.Tensor)]
     if any(v != w or not _same_bits(a, b) for (v, a), (w, b) in zip(before, after, strict=True)):
         return Disagreement("an operand was written to")
     if eager.drew and case.rule.numerics.random == "distribution":
