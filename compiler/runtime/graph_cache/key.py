@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,19 @@ def _target(node: fx.Node) -> str:
         raise _NoKeyError(f"the graph calls {node.target}, whose code is not part of the key")
     if isinstance(node.target, compat.OPERATORS):
         return str(node.target)
-    name = getattr(node.target, "__qualname__", None) or getattr(node.target, "__name__", "")
     module = getattr(node.target, "__module__", None) or type(node.target).__module__
+    name = _name_in(str(module), node.target)
     if not name or "<" in name or not _is_library(str(module)):
         raise _NoKeyError(f"the graph calls {name or node.target!r} of {module}, whose code is not part of the key")
     return f"{module}.{name}"
+
+
+def _name_in(module: str, target: Any) -> str:
+    """The name of a function: the one that its module knows it by, where another function made it (`F.max_pool2d`)."""
+    short = getattr(target, "__name__", "")
+    if getattr(sys.modules.get(module), short, None) is target:
+        return str(short)
+    return str(getattr(target, "__qualname__", None) or short)
 
 
 def _is_library(module: str) -> bool:

@@ -109,6 +109,22 @@ def test_operators_of_torch_have_one(target):
     assert isinstance(graph_key(fx.GraphModule({}, graph), (torch.randn(3),), Options()), str)
 
 
+def test_functions_of_torch_have_one_whatever_made_them():
+    """Those that another function makes are closures (`max_pool2d`, which may give indices); each has its own."""
+    public = {name: f for name, f in vars(torch.nn.functional).items() if callable(f) and not name.startswith("_")}
+    functions = {name: f for name, f in public.items() if getattr(f, "__module__", "") == torch.nn.functional.__name__}
+    made = {}
+    for name, function in functions.items():
+        if isinstance(function, type):
+            continue
+        graph = fx.Graph()
+        graph.output((graph.call_function(function, (graph.placeholder("x"),)),))
+        made[name] = graph_key(fx.GraphModule({}, graph), (torch.zeros(3),), Options())
+    assert "max_pool2d" in made and not [name for name, key in made.items() if isinstance(key, Reason)]
+    closures = [name for name in made if "<locals>" in functions[name].__qualname__]
+    assert len({made[name] for name in closures}) == len(closures) > 5
+
+
 def test_policies_of_checkpoints_have_none():
     def body(x):
         return torch.sin(x).cos()
