@@ -56,6 +56,7 @@ from .passes.recompute_casts import recompute_casts
 from .passes.recompute_norms import recompute_norms
 from .passes.recompute_softmax import recompute_log_softmax, recompute_softmax
 from .passes.registry import Condition, Context, Pass
+from .passes.relu_masks import keep_relu_masks
 from .passes.results_apart import keep_results_apart
 from .passes.scalars_to_device import move_scalars_to_device
 from .passes.sdpa_backward_layout import lay_out_sdpa_gradients
@@ -301,6 +302,7 @@ JOINT = (
     _simple("split_conv_bias", split_conv_biases, TRAINING, MEASURED),
     _simple("sum_conv_bias_gradients", sum_conv_bias_gradients, TRAINING, MEASURED),
     _simple("max_pool_offsets", save_max_pool_offsets, TRAINING),
+    _simple("relu_masks", keep_relu_masks, TRAINING, ON_CUDA),  # what pooling left
     Pass("seed_dropout", _seed, (SEEDED,), source=seed_calls),
     _attention(_fuse_attention_training, TRAINING, ON_CUDA),
     # What an attention's kernel has replaced is gone by now.

@@ -26,6 +26,7 @@ from .changing_numbers import by_tensors
 from .checked_draws import draw_as_eager
 from .circular_padding import spell_circular_padding
 from .eager_strides import corrected
+from .fused import fused
 from .late_numbers import ask_nothing
 from .returned_inputs import without_returned_inputs
 from .whole_resampling import keep_whole, of_symbolic_sizes
@@ -94,6 +95,7 @@ def differentiate(
                 backward=partial(compile_kind, "backward"),
                 joint=prepare_joint,
                 recompute=memory_budget if recompute else None,
+                fused=fused(),
                 decompositions={**by_tensors(), **_around_products()},
                 continued=continued,
             )

@@ -12,6 +12,8 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
+from .min_cut import Fused, knowing
+
 
 def places() -> tuple[frozenset[int], int | None]:
     """Of the graph that AOTAutograd compiles: positions of inputs whose addresses stay (parameters, buffers).
@@ -50,14 +52,15 @@ def aot_compile(  # noqa: PLR0913 - a compiler for each kind of graph, and how t
     backward: Callable[..., Any],
     joint: Callable[[fx.GraphModule], None],
     recompute: float | None,
+    fused: Fused,
     decompositions: Mapping[Any, Callable[..., Any]],
     continued: bool,
 ) -> Callable[..., Any]:
     """Functionalize and differentiate by AOTAutograd, and compile each graph with the compiler of its kind.
 
     `joint` may change the graph of forward and backward before it is split; `recompute` splits it by minimum cut,
-    and keeps that share, between 0 and 1, of what such a cut keeps; None: as eager would split it. `continued` says
-    that the program goes on with the results, which it may write to.
+    and keeps that share, between 0 and 1, of what such a cut keeps; None: as eager would split it. Such a cut knows
+    that kernels fuse `fused`. `continued` says that the program goes on with the results, which it may write to.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
@@ -73,7 +76,7 @@ def aot_compile(  # noqa: PLR0913 - a compiler for each kind of graph, and how t
         _keep_draws_apart(joint_module.graph)
         _drop_detached(joint_module.graph)
         read = _read_by_backward(joint_module.graph)
-        with config.patch(activation_memory_budget=1.0 if recompute is None else recompute):
+        with config.patch(activation_memory_budget=1.0 if recompute is None else recompute), knowing(fused):
             graphs = split(joint_module, inputs, **more)
         _keep_old_values(graphs[0].graph, more["num_fwd_outputs"])
         if continued and recompute is not None:

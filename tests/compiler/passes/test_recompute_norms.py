@@ -1,4 +1,4 @@
-"""Results of batch and group norm that only activations' backwards read are computed again, not kept."""
+"""Results of norms that only activations' backwards read are computed again, not kept."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from support.thorough import one_row_in, takes_turns
 from torch import nn
 
 import regraft
+from regraft.compiler.passes.recompute_norms import recompute_norms
+
+from ...support.joint_pass import JointPass
 
 
 def kept(function, *args):
@@ -76,3 +79,39 @@ def test_what_the_next_product_reads_is_kept():
     _, found = kept(lambda x: ours(x), x)
     (gradient,) = torch.autograd.grad(found, x)
     torch.testing.assert_close(gradient, torch.autograd.grad(ours(x), x)[0])
+
+
+X = torch.randn(4, 6, 8)
+F = torch.nn.functional
+CHANNELS = {"weight": torch.rand(8), "bias": torch.randn(8)}
+PROGRAMS = {
+    "layer": lambda x: F.layer_norm(x.sin(), (8,), **CHANNELS).square(),
+    "plain layer": lambda x: F.silu(F.layer_norm(x.sin(), (6, 8))),
+    "RMS": lambda x: F.rms_norm(x.sin(), (8,), CHANNELS["weight"]).square(),
+    "instance": lambda x: F.instance_norm(x.sin()).square(),
+    "a view": lambda x: F.layer_norm(x.sin(), (8,)).view(-1, 4).square(),
+    "an activation that is read": lambda x: F.silu(F.layer_norm(x.sin(), (8,))).exp() * x,
+    "an activation that a sum and a product read": lambda x: (
+        (y := F.silu(F.layer_norm(x.sin(), (8,)))) * y.mean(1, True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_are_computed_again_from_statistics(name):
+    function, kept = PROGRAMS[name], JointPass(recompute_norms)
+    ours, eager = (X.clone().requires_grad_() for _ in range(2))
+    torch.compile(function, backend=kept, fullgraph=True)(ours).sum().backward()
+    function(eager).sum().backward()
+    torch.testing.assert_close(ours.grad, eager.grad, rtol=1e-5, atol=1e-5)
+    assert kept.count == (name != "RMS")  # CPUs compute it by parts
+    assert [size for _, size in kept.kept() if size >= X.numel()] == []
+
+
+def test_a_result_that_a_product_reads_is_kept_with_what_follows():
+    w = torch.randn(8, 8)
+    kept = JointPass(recompute_norms)
+    x = X.clone().requires_grad_()
+    torch.compile(lambda x, w: F.silu(F.layer_norm(x, (8,))) @ w, backend=kept)(x, w.clone().requires_grad_())
+    assert kept.count == 1  # the activation's backward reads the norm's result; the gradient of w, the activation's
+    assert len([size for _, size in kept.kept() if size >= X.numel()]) == 1
