@@ -326,7 +326,7 @@ class BodyWriter:
         self._values.columns = None
 
     def _at_once(self, loops: tuple[Var, ...], body: tuple[Statement, ...], extent: int) -> None:
-        block = 1 << max(extent - 1, 0).bit_length()
+        block = max(1 << max(extent - 1, 0).bit_length(), min(self._blocks.column_block, self._fewest_lanes()))
         key = ("axis", *loops)
         found = self._out.find(key)
         if found is None:
@@ -336,6 +336,14 @@ class BodyWriter:
             self._axes[key] = self.bound(name, loops, block, extent)
         self._values.columns = self._axes[key]
         self._lane_body(body, None, self._values.at(extent))
+
+    def _fewest_lanes(self) -> int:
+        """Lanes of a row with which a block has an element for each thread, so that Triton loads each element once.
+
+        What has fewer elements than threads Triton takes to be cheap. Where its result meets a longer block, it loads
+        and folds everything again in the layout of that block, all elements in each thread.
+        """
+        return THREADS * self._blocks.warps // int(self._values.rows.length if self._values.rows else 1)
 
     def _forget_axes(self, loops: tuple[Var, ...], but: Any) -> None:
         """Forget the other axes over a loop variable, so that the variable has one meaning."""

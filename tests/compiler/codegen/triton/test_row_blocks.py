@@ -71,3 +71,28 @@ def test_long_rows_stay_in_registers_and_longer_ones_come_in_steps():
 def test_all_are_eagers(sizes):
     x = torch.randn(sizes)
     interpreted_agrees(lambda x: (x.softmax(-1), x.logsumexp(-1)), x, rtol=1e-4, atol=1e-5)
+
+
+def scaled(x, y):
+    return (x.mean() * y).square().sum(), x.mean()
+
+
+def scaled_rows(x, y):
+    return (x.mean(1, keepdim=True) * y).square().sum(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes", "lanes"), [(scaled, [(197,), (3000,)], 512), (scaled_rows, [(40, 20), (40, 2000)], 256)]
+)
+def test_short_rows_beside_long_ones_have_an_element_for_each_thread(function, sizes, lanes):
+    """Otherwise Triton 3.6 takes them to be cheap, and each thread loads and folds them whole, after longer ones."""
+    inputs = [torch.randn(size) for size in sizes]
+    (source,) = interpreted_agrees(function, *inputs)
+    assert f"tl.arange(0, {lanes})" in source.text
+    assert rows_and_threads(function, *inputs) <= lanes
+
+
+def rows_and_threads(function, *inputs):
+    """Threads of a program of the first kernel for each of its rows."""
+    rows, _, warps = blocks(function, *inputs)
+    return 32 * warps / rows
