@@ -19,6 +19,7 @@ TABLES = {
     "nets": ["net_programs"],
     "odd": ["odd_programs"],
     "drawn": ["drawn_programs"],
+    "folds": ["fold_programs"],
     "fields": ["field_programs", "science_programs", "unit_programs"],
 }
 

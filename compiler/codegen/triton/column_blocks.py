@@ -36,7 +36,7 @@ _COLUMNS, _FEWER_COLUMNS, _MORE_COLUMNS = 16, 8, 32  # columns of a block; of sh
 _A_WARP, _COSTLY = 1 << 12, 1 << 10  # elements that one warp folds; if they take long
 _HELD = 1 << 12  # bytes that one warp holds
 _SINGLE = 256  # elements of a warp whose lanes load them one by one
-_WARPS = 8  # most warps of a program
+_WARPS, _PLAIN_WARPS = 8, 16  # most warps of a program; of one whose elements take one load and one operation
 _FEWEST = 4  # fewest rows of a program, if elements take long
 _LONELY = 256  # columns of a block if there are few programs
 _MANY = 4  # times the programs that keep a GPU busy, from which on none needs more warps
@@ -154,7 +154,7 @@ def _in_steps(columns: Columns, memory: Memory) -> Block:
         return rows, min(block, columns.longest), min(_WARPS, _power(folded // _COSTLY))
     if columns.costly and programs_of(columns.total, rows) < _MANY * memory.programs:
         return rows, min(_MORE_COLUMNS, columns.longest), min(_WARPS, _power(folded // _COSTLY))
-    return rows, min(_COLUMNS, columns.longest), min(_WARPS, _power(folded // _A_WARP))
+    return rows, min(_COLUMNS, columns.longest), min(_PLAIN_WARPS, _power(folded // _A_WARP))
 
 
 def _line(columns: Columns) -> int:

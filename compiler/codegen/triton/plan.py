@@ -57,7 +57,7 @@ from .device import processors_of
 from .iteration_space import extent_of
 from .lanes import MOST, THREADS, Few, Lanes, elements_of, is_short
 from .line_blocks import NARROW, along
-from .row_blocks import SCANNED, Rows, held, more_rows, special_rows
+from .row_blocks import SCANNED, Rows, held, more_rows, special_rows, whole_rows
 
 _LANES = 16  # fewest neighboring elements that an access should read
 _TILE = (64, 64)  # tile of a transposition
@@ -249,7 +249,8 @@ def _rows(
     sizes += [(1, block // 2, 1)]
     made = [(r, c, warps_of(r * c, each)) for r, c, each in sizes]
     if not (scan or fewer):
-        made = [*special_rows(found, block, body, memory), *made]
+        whole = whole_rows(rows, block, narrow and len(loaded) == 1) if longest <= block and not moments else []
+        made = [*special_rows(found, block, body, memory), *whole, *made]
     return _with_blocks(loops, body, longest, made)
 
 

@@ -4,6 +4,7 @@ for i < 4096 parallel: fold (for j < 768: update with x[768*i + j])      a progr
 
     many short rows     several in a program: starting one takes as long as a row of 256
     rows of 49          one warp for several: no lane accesses several neighbors, so that two warps would share each row
+    whole long rows     few warps, whose lanes have many elements: warps join their results through memory
     very long rows      few elements for each lane at a time: registers hold what is joined, not what waits
 
 Measured on an H100 (`benchmarks/gpu_blocks.py`): sums of 65,536 rows of 256 in 16 bits 11.1 -> 6.0 us, softmax of rows
@@ -36,6 +37,8 @@ _TWICE = 2  # times the programs that keep a GPU busy, as many of one warp as th
 _SHORT = 16  # most elements of a row that a lane may go through alone
 _NEAR = 16  # rows beside each other that are looked at
 _WIDE = 16  # bytes that a lane accesses at once
+_WHOLE = (4096, 8192)  # elements of a whole row, padded, from which and up to which few warps have all of them
+_WHOLE_WARPS, _NARROW_WARPS = 8, 4  # those warps; those of rows of which one value of 16 bits is loaded
 _STEP, _WARPS = 512, 8  # elements that are folded at a time, and the warps that do; twice as many in few programs
 
 
@@ -84,6 +87,19 @@ def held(rows: Rows, loads: int, scan: bool, moments: bool) -> int:
     return rows.longest if fits else min(rows.longest, step)
 
 
+def whole_rows(rows: int, block: int, narrow: bool) -> list[tuple[int, int, int]]:
+    """Rows, columns and warps of a program that holds one long row; nothing of others.
+
+    Args:
+        rows: of a program.
+        block: elements of a row, padded.
+        narrow: whether one value of 16 bits is loaded for each.
+    """
+    if rows != 1 or not _WHOLE[0] <= block <= _WHOLE[1]:
+        return []
+    return [(1, block, _NARROW_WARPS if narrow else _WHOLE_WARPS)]
+
+
 def special_rows(rows: Rows, block: int, body: Sequence[Statement], memory: Memory) -> list[tuple[int, int, int]]:
     """Rows, columns and warps for rows that are very long, or that no lane accesses in wide pieces; nothing of others.
 
@@ -125,4 +141,4 @@ def _overlap(rows: Rows, body: Sequence[Statement]) -> bool:
     return any(step is None or (isinstance(step, int) and 0 < abs(step) < length) for step in steps)
 
 
-__all__ = ["SCANNED", "Rows", "held", "more_rows", "special_rows"]
+__all__ = ["SCANNED", "Rows", "held", "more_rows", "special_rows", "whole_rows"]

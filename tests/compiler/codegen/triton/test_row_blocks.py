@@ -82,7 +82,7 @@ def scaled_rows(x, y):
 
 
 @pytest.mark.parametrize(
-    ("function", "sizes", "lanes"), [(scaled, [(197,), (3000,)], 512), (scaled_rows, [(40, 20), (40, 2000)], 256)]
+    ("function", "sizes", "lanes"), [(scaled, [(100,), (3000,)], 256), (scaled_rows, [(40, 20), (40, 2000)], 256)]
 )
 def test_short_rows_beside_long_ones_have_an_element_for_each_thread(function, sizes, lanes):
     """Otherwise Triton 3.6 takes them to be cheap, and each thread loads and folds them whole, after longer ones."""
