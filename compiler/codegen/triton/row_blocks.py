@@ -37,7 +37,10 @@ _TWICE = 2  # times the programs that keep a GPU busy, as many of one warp as th
 _SHORT = 16  # most elements of a row that a lane may go through alone
 _NEAR = 16  # rows beside each other that are looked at
 _WIDE = 16  # bytes that a lane accesses at once
-_WHOLE = (4096, 8192)  # elements of a whole row, padded, from which and up to which few warps have all of them
+_LEAST_WHOLE, _MOST_WHOLE = (
+    4096,
+    8192,
+)  # elements of a whole row, padded, from which and up to which few warps have all of them
 _WHOLE_WARPS, _NARROW_WARPS = 8, 4  # those warps; those of rows of which one value of 16 bits is loaded
 _STEP, _WARPS = 512, 8  # elements that are folded at a time, and the warps that do; twice as many in few programs
 
@@ -95,7 +98,7 @@ def whole_rows(rows: int, block: int, narrow: bool) -> list[tuple[int, int, int]
         block: elements of a row, padded.
         narrow: whether one value of 16 bits is loaded for each.
     """
-    if rows != 1 or not _WHOLE[0] <= block <= _WHOLE[1]:
+    if rows != 1 or not _LEAST_WHOLE <= block <= _MOST_WHOLE:
         return []
     return [(1, block, _NARROW_WARPS if narrow else _WHOLE_WARPS)]
 
