@@ -3,7 +3,7 @@
 8 by default         a lane then loads and stores 16 bytes at a time
 x[2*i], x[2*i + 1]   with 4 elements per lane, a warp touches 8 lines of the cache at a time; with 1 element, 2 lines
 sin(x), cos(x)       the code is written out for each element of a lane, and instruction caches are small
-few elements         more warps hide the latency of operations and of memory, down to 4 bytes that a lane stores
+few elements         more warps hide the latency of operations and of memory
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def elements_of(lanes: Lanes, body: Sequence[Statement], bytes_of: Mapping[str, 
     copies = long_operations(body)
     while each > least and copies * each > _COPIES:
         each //= 2
-    return each if few is None else max(few.each(each), least)
+    return each if few is None else few.each(each)
 
 
 def _by_lines(patterns: Sequence[_Pattern], least: int) -> int:

@@ -58,7 +58,7 @@ LARGE = S(64, 64, 128, 128)
         (lambda x: x.sin() + x.cos(), [LARGE], 8),
         (lambda x: x.sin() + x.cos() * x.tan() + (2 * x).sin(), [LARGE], 4),
         (torch.exp, [S(64, 1024)], 1),
-        (torch.exp, [S(64, 1024, dtype=torch.bfloat16)], 2),  # 4 bytes
+        (torch.exp, [S(64, 1024, dtype=torch.bfloat16)], 1),
         (torch.exp, [S(128, 1024)], 2),
         (torch.exp, [S(256, 1024)], 4),
         (torch.lgamma, [S(256, 1024)], 2),  # long code
