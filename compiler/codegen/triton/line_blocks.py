@@ -5,8 +5,8 @@ for i < 512, j < 3136 parallel: y[3136*i + j] = f(x[...], m[i])   tiles of rows 
 
     few elements      many warps hide the latency of memory: a lane has one element, up to as many as 15 warps of each
                       multiprocessor have
-    short code        blocks of twice the elements, while there are enough: what a program does once takes longer
-    scattered stores  small blocks: what a program stores lies close together then
+    short code        blocks of twice the elements, while there are enough: code that a program runs once takes longer
+    scattered stores  small blocks: the elements that a program stores lie close together then
 
 Measured on an H100 (`benchmarks/gpu_blocks.py`): of 422 kernels, 3% less time than with blocks that only filled the
 GPU; 14% less where code is short and elements are 2**18 or between 2**20 and 2**21.
@@ -66,21 +66,43 @@ def _sizes(
     loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool, memory: Memory, tiled: bool
 ) -> list[tuple[int, float]]:
     """Elements of blocks, and how many times the usual number a lane has, the best first."""
-    total, short = extent_of(loops), is_short(body)
-    block = fitting(POINTWISE, total, NARROWEST * _LANES, memory.enough)
-    sizes: list[tuple[int, float]] = [(block, 1), (2 * block, 1), (2 * block, 2), (block // 2, 1), (4 * block, 2)]
-    few = Few(total, memory.processors, short)
-    fewer = elements_of(Lanes(loops, loops[-1], not tiled), body, memory.bytes_of, few) if loops else MOST
-    if any(a.mode is not None for a in accesses(body)):
-        fewer = max(fewer, 2)
-    if fewer < MOST:
-        sizes = [_with_fewer(total, block, fewer, memory, long_operations(body) > 0), *sizes]
-    elif _takes_more(programs_of(total, 2 * block), narrow, short, tiled, memory):
-        sizes = [(2 * block, 2), *sizes]
-    scattered = [a for a in accesses(body) if a.stored and a.mode is None and is_indirect(a.offset)]
-    if scattered:
-        sizes = [(min(_SCATTERED, sizes[0][0]), sizes[0][1]), *sizes]
+    block = fitting(POINTWISE, extent_of(loops), NARROWEST * _LANES, memory.enough)
+    sizes = [*_preferred(loops, body, block, narrow, memory, tiled), *_usual(block)]
+    sizes = [*_scattered(body, sizes[0]), *sizes]
     return [(n, each / _RAGGED) for n, each in sizes] if memory.ragged else sizes
+
+
+def _usual(block: int) -> list[tuple[int, float]]:
+    """Sizes around the block that fills the GPU, for code of any length."""
+    return [(block, 1), (2 * block, 1), (2 * block, 2), (block // 2, 1), (4 * block, 2)]
+
+
+def _preferred(
+    loops: tuple[Var, ...], body: tuple[Statement, ...], block: int, narrow: bool, memory: Memory, tiled: bool
+) -> list[tuple[int, float]]:
+    """A smaller or larger size that the length of the code and the number of elements ask for; none if neither does."""
+    total, short = extent_of(loops), is_short(body)
+    fewer = _elements_of_a_lane(loops, body, Few(total, memory.processors, short), memory, tiled)
+    if fewer < MOST:
+        return [_with_fewer(total, block, fewer, memory, long_operations(body) > 0)]
+    if _takes_more(programs_of(total, 2 * block), narrow, short, tiled, memory):
+        return [(2 * block, 2)]
+    return []
+
+
+def _elements_of_a_lane(
+    loops: tuple[Var, ...], body: tuple[Statement, ...], few: Few, memory: Memory, tiled: bool
+) -> int:
+    """Elements of a lane, up to `MOST`; at least two where the body combines elements with those in memory."""
+    fewer = elements_of(Lanes(loops, loops[-1], not tiled), body, memory.bytes_of, few) if loops else MOST
+    return max(fewer, 2) if any(a.mode is not None for a in accesses(body)) else fewer
+
+
+def _scattered(body: tuple[Statement, ...], first: tuple[int, float]) -> list[tuple[int, float]]:
+    """The first size with few elements, if the body stores elements at places that it reads from memory."""
+    if any(a.stored and a.mode is None and is_indirect(a.offset) for a in accesses(body)):
+        return [(min(_SCATTERED, first[0]), first[1])]
+    return []
 
 
 def _with_fewer(total: Any, block: int, fewer: int, memory: Memory, long: bool) -> tuple[int, float]:
