@@ -176,7 +176,7 @@ class Stages:
         why = one.refusal(context)
         if why is not None or one.made_of_steps or one.required or allowed("pass", one.name):
             return why
-        return Reason("switched-off", "option `without`, or a search for a fault, leaves it out")
+        return Reason("switched-off", "the pass is left out, by option `without` or by a bisection")
 
     def _run_one(self, one: Pass, graph_module: fx.GraphModule, context: Context) -> None:
         start = time.perf_counter()
@@ -189,7 +189,9 @@ class Stages:
             return
         self._record.seconds[one.seconds] = self._record.seconds.get(one.seconds, 0.0) + seconds
         ran = not self._fails(one.name)
-        told += [] if ran else [Reason("failed", "it raised an error, and the program was compiled without it")]
+        told += (
+            [] if ran else [Reason("failed", "the pass raised an error, and the program was compiled without the pass")]
+        )
         self._record.passes.append(PassRun(one.name, context.kind, made, seconds, _refused(told), ran))
         if made and self._options.verify != "off":
             self._do(verify_graph, graph_module.graph, name=f"verify {one.name}")

@@ -90,7 +90,7 @@ def casts_stay_floating(match: Binding) -> Reason | None:
     for node in match.matched:
         if not dtype(node).is_floating_point:
             found = describe(node)
-            return Reason("cast-not-floating", f"{found} leaves the floating numbers", (node,), "float", found)
+            return Reason("cast-not-floating", f"{found} is not a floating-point dtype", (node,), "float", found)
     return None
 
 
@@ -118,7 +118,9 @@ def rows_keep_a_key(match: Binding) -> Reason | None:
     if dict(match.tags)["softmax"] != "safe" or not empty_rows(match, {}):
         return None
     masks = tuple(match.operands[n] for n in ("bias", "keep", "fill") if is_tensor(match.operands.get(n)))
-    return Reason("rows-may-be-empty", "the mask may leave nothing of a row, whose weights are 0 then", masks)
+    return Reason(
+        "rows-may-be-empty", "the mask may exclude all keys of a row; the weights of that row are 0 then", masks
+    )
 
 
 def weights_are_used(match: Binding) -> Reason | None:
@@ -130,10 +132,12 @@ def weights_are_used(match: Binding) -> Reason | None:
     inside = {product, *inner}
     own = next((n for n in inner if getattr(n.meta.get("application"), "rule", "") == "sdpa_with_weights"), None)
     if own is not None:
-        return Reason("weights-replaced", "another product with these weights is replaced already", (product, own))
+        return Reason(
+            "weights-replaced", "another product that reads these weights is replaced already", (product, own)
+        )
     if any(user not in inside for node in inner for user in node.users):
         return None
-    return Reason("weights-unused", "nobody else needs the weights", (product,), "another use of them", "none")
+    return Reason("weights-unused", "no other node reads the weights", (product,), "another use of them", "none")
 
 
 def compute_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:

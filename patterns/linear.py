@@ -109,7 +109,7 @@ def cublaslt_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None
         code = "device-unsupported" if possible else "kernel-unavailable"  # the operator also runs on CPUs, for tests
         return Reason(code, "cuBLASLt: it is for CUDA devices", (x,), "cuda", str(val(x).device))
     if not possible:
-        return Reason("kernel-unavailable", f"cuBLASLt: {name} of a product is no epilogue of its own here", (x,))
+        return Reason("kernel-unavailable", f"cuBLASLt: {name} after this product has no fused epilogue", (x,))
     if dtype(x) not in _CUDA_DTYPES:
         return Reason("kernel-unavailable", f"cuBLASLt: not for {describe(x)}", (x,), "half precision", describe(x))
     if not all(known(s >= 1) for s in (*shape(x), *shape(match.operands["weight"]))):
@@ -137,7 +137,7 @@ def on_cpu(x: Any) -> Reason | None:
         return None
     return Reason(
         "device-unsupported",
-        "other libraries than the default are known for CPUs only",
+        "libraries other than the default are offered on CPUs only",
         (x,),
         "cpu",
         str(val(x).device),

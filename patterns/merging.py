@@ -150,7 +150,7 @@ def nearby(match: Binding) -> Reason | None:
     products = [node for node in match.matched if op_name(node) in _MERGED]
     later, first = products[0], products[-1]
     if later <= first:
-        return Reason("pair-reversed", "the pair is looked at from its other end", (later, first))
+        return Reason("pair-reversed", "the match begins at the other product of the pair", (later, first))
     node, others = later.prev, 0
     while node is not first and others <= NEARBY:
         others += op_name(node) in _PRODUCTS and node.args[0] is not later.args[0]

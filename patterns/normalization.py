@@ -38,7 +38,7 @@ def eps_is_a_number(eps: Any) -> Reason | None:
     if type(eps) in (int, float) or isinstance(val(eps), torch.SymFloat):  # a symbolic one gets a guard
         return None
     nodes = (eps,) if is_tensor(eps) else ()
-    return Reason("eps-not-a-number", "what is added under the root is computed", nodes, "a number", describe(eps))
+    return Reason("eps-not-a-number", "the epsilon under the root is computed", nodes, "a number", describe(eps))
 
 
 def casts_keep_values(match: Binding) -> Reason | None:
@@ -48,7 +48,7 @@ def casts_keep_values(match: Binding) -> Reason | None:
         if op_name(node) != "aten.to":
             continue
         if not dtype(node).is_floating_point:
-            message = f"{describe(node)} leaves the floating numbers"
+            message = f"{describe(node)} is not a floating-point dtype"
             return Reason("cast-not-floating", message, (node,), "float", describe(node))
         if node.args[0] is x and torch.promote_types(dtype(x), dtype(node)) != dtype(node):
             message = f"{describe(node)} rounds what is normalized"

@@ -55,7 +55,7 @@ def on_cpu(match: Binding, policy: Mapping[str, str]) -> Reason | None:
     """A CPU, and no empty tensor."""
     x = match.operands["x"]
     if val(x).device.type != "cpu":
-        return Reason("device-unsupported", "it was measured on CPUs", (x,), "cpu", str(val(x).device))
+        return Reason("device-unsupported", "packed weights are measured on CPUs only", (x,), "cpu", str(val(x).device))
     if all(known(size >= 1) for size in shape(x)):
         return None
     return Reason("kernel-unavailable", "a size may be zero", (x,))

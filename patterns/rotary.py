@@ -88,7 +88,7 @@ def pays(match: Binding, policy: Mapping[str, str]) -> Reason | None:
     x, spelling = match.operands["x"], form(match, policy)
     if spelling == "complex" and val(x).device.type != "cpu":
         found = str(val(x).device)
-        return Reason("device-unsupported", "complex numbers are one call here, real ones six", (x,), "cpu", found)
+        return Reason("device-unsupported", "a complex product is one call here, a real one six", (x,), "cpu", found)
     if spelling == "neighbours" and wants_gradient(x):
         message = "gradients of pairs side by side are spread out one by one"
         return Reason("gradient-costs-more", message, (x,), "no gradient", describe(x))

@@ -142,10 +142,10 @@ class _Compiled:
             compilation.run()
         if not seen:
             told = "; ".join(f"{f.stage}: {f.message}" for f in compilation.record.fallbacks)
-            raise AotError(f"the program was not compiled: {told or 'nothing came of it'}")
+            raise AotError(f"the program was not compiled: {told or 'the compiler gave no reason'}")
         self.graph_module, shared, more = seen[-1]
         if more:
-            raise AotError(f"the program needs more than a graph: {more}")
+            raise AotError(f"the program needs Python code around its graph: {more}")
         self.folded = compilation.folded
         return shared
 

@@ -68,7 +68,7 @@ class Forward:
         state, given = placeholders[: len(program.state)], placeholders[len(program.state) :]
         self._taken = [one for one in program.inputs if one.kind != "constant"]
         if len(given) != len(self._taken):
-            raise AotError("what was compiled takes other inputs than the program")
+            raise AotError("the inputs of the compiled graph differ from those of the program")
         updated = _written(graph_module.graph)
         self.writes = [name for name, node in zip(program.state, state, strict=True) if node in updated]
         changed = {one.name for one, node in zip(self._taken, given, strict=True) if node in updated}
@@ -100,7 +100,9 @@ class Forward:
         ranges, conditions = tightened(dynamic, [*facts.conditions(), *divisors(graph)])
         for symbol, (low, high) in ranges.items():
             if high is not None and low > high:
-                raise AotError(f"what the program and its kernels ask of the size {symbol} cannot be met together")
+                raise AotError(
+                    f"no value of the size {symbol} meets the conditions of both the program and its kernels"
+                )
         return {**known, **ranges}, conditions
 
     def _inputs(self, changed: set[str]) -> None:
@@ -246,7 +248,7 @@ def _computing(tables: Tables, folded: Folded | None, state: dict[str, torch.Ten
     if not wanted:
         return []
     if folded is None:
-        raise AotError(f"the constants {', '.join(wanted)} have a layout that no file holds")
+        raise AotError(f"the constants {', '.join(wanted)} have a layout that an artifact cannot store")
     names = list(folded.constants)
     positions = [names.index(name.removeprefix("constant ")) for name in wanted]
     module = fx.GraphModule(folded.prepare, fx.Graph())

@@ -268,7 +268,9 @@ def _hints(exported: torch.export.ExportedProgram, names: set[str]) -> dict[str,
                 hints[str(number.node.expr)] = int(number.node.hint)
     missing = names - hints.keys()
     if missing:
-        raise AotError(f"the sizes {', '.join(sorted(missing))} of the program are no input's dim on their own")
+        raise AotError(
+            f"the sizes {', '.join(sorted(missing))} of the program occur only within expressions: each must be a dim of an input"
+        )
     return {name: hints[name] for name in sorted(names)}
 
 

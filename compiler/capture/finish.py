@@ -130,9 +130,13 @@ def _unusable(captured: fx.GraphModule) -> Reason | None:
     for node in captured.graph.nodes:
         if node.op == "get_attr" and isinstance(value := compat.attribute(captured, node.target), torch.Tensor):
             if compat.is_fake(value):
-                return Reason("untracked-tensor", f"{node.name} is a tensor that no recorded call made", (node,))
+                return Reason(
+                    "untracked-tensor",
+                    f"{node.name} is a tensor that is neither an input nor the result of a traced call",
+                    (node,),
+                )
         elif node.op == "call_function" and "val" not in node.meta:
-            return Reason("no-metadata", f"nothing is known of the result of {node.name}", (node,))
+            return Reason("no-metadata", f"the shape and dtype of the result of {node.name} are not known", (node,))
         if compat.is_subclass(node.meta.get("val")):
             return Reason("tensor-subclass", f"{node.name} is a tensor subclass", (node,))
     return None

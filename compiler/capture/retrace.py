@@ -286,7 +286,12 @@ class Retracer(fx.Interpreter):
             return fx.Proxy(self._tracer.graph.get_attr(name), self._tracer)
         proxy = self._tracer.unwrap_proxy(leaf)
         if isinstance(proxy, torch.Tensor):
-            raise RefusedError(Reason("untracked-tensor", "a higher-order operator reads a tensor that no node made"))
+            raise RefusedError(
+                Reason(
+                    "untracked-tensor",
+                    "a higher-order operator reads a tensor that is the result of no node in the graph",
+                )
+            )
         return proxy
 
     def _name_of(self, body: fx.GraphModule) -> str:

@@ -45,7 +45,9 @@ def screen(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Reason | None:
         return Reason("functorch-active", "compiled inside a torch.func transform")
     placeholders = gm.graph.find_nodes(op="placeholder")
     if len(placeholders) != len(example_inputs):
-        return Reason("arity", f"{len(placeholders)} placeholders for {len(example_inputs)} inputs")
+        return Reason(
+            "arity", f"the graph has {len(placeholders)} placeholders, but {len(example_inputs)} inputs were given"
+        )
     pairs = zip(placeholders, example_inputs, strict=True)
     reasons = itertools.chain(itertools.starmap(_refused_input, pairs), map(refused_call, gm.graph.nodes))
     return next((reason for reason in reasons if reason is not None), None)
@@ -74,7 +76,7 @@ def _refused_input(node: fx.Node, value: Any) -> Reason | None:
 
 def _refused_tensor(node: fx.Node, value: torch.Tensor) -> Reason | None:
     if compat.is_fake(value):
-        return Reason("fake-input", f"input {node.name} is a fake tensor of a mode that is not ours", (node,))
+        return Reason("fake-input", f"input {node.name} is a fake tensor of another FakeTensorMode", (node,))
     if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or compat.is_renamed_tensor(value):
         return None
     return Reason("tensor-subclass", f"input {node.name} is a {type(value).__name__}", (node,))
@@ -92,7 +94,7 @@ def refused_call(node: fx.Node) -> Reason | None:
 def _refusal(node: fx.Node, name: str) -> Reason:
     if "_functorch" in name or name.endswith("_saved_tensors_hooks_disable"):  # grad, vjp and jacrev begin with it
         return Reason("functorch-transform", f"{name} belongs to a torch.func transform", (node,))
-    return Reason("opaque-call", f"{name} may do more than call operators", (node,))
+    return Reason("opaque-call", f"{name} may have effects beyond calling operators", (node,))
 
 
 def _is_plain(target: Any, args: Sequence[Any]) -> bool:

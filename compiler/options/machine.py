@@ -54,7 +54,9 @@ def not_applied(options: Options, devices: Collection[str], capability: int | No
     """
     given = [*_on_gpus_only(options, devices), *_not_here(options, capability)]
     if training and options.template == "freezing" and options.freezing:
-        given.append(Reason("training", "freezing needs weights that stay as they are: left out where gradients flow"))
+        given.append(
+            Reason("training", "freezing needs constant weights: graphs that compute gradients are compiled without it")
+        )
     return given
 
 
@@ -66,10 +68,10 @@ def _on_gpus_only(options: Options, devices: Collection[str]) -> Iterator[Reason
     if "generated" in (kernels.attention, kernels.products, kernels.convolutions):
         yield Reason(
             "not-on-cuda",
-            f"generated kernels everywhere are for inputs on a CUDA device, here: {here}; candidates are measured",
+            f"generated kernels everywhere need inputs on a CUDA device, but inputs are on: {here}; candidates are measured",
         )
     if options.triton.tma == "always":
-        yield Reason("not-on-cuda", f"TMA is a unit of CUDA devices, inputs are on: {here}; nothing changes")
+        yield Reason("not-on-cuda", f"only CUDA devices have TMA, but inputs are on: {here}; the option has no effect")
 
 
 def _not_here(options: Options, capability: int | None) -> Iterator[Reason]:

@@ -113,7 +113,7 @@ class Pass:
         missing = [condition.text for condition in self.when if not condition.holds(context)]
         if not missing:
             return None
-        return Reason("condition", f"it runs only if all of these hold: {', '.join(missing)}")
+        return Reason("condition", f"the pass runs only if all of these conditions hold: {', '.join(missing)}")
 
     def facts(self, stage: str) -> dict[str, Any]:
         """The pass as plain data, with the same fields as a rule, and its conditions."""

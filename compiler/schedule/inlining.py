@@ -55,7 +55,7 @@ NOT_INLINED = {
     "overwritten": "what it reads is overwritten before a reader would read it",
     "checked": "it is the same at any index, and a reader's must be in range",
     "large": "the readers would become too large",
-    "switched-off": "option `without`, or a search for a fault, leaves it out",
+    "switched-off": "option `without` or a bisection leaves it out",
     "recomputed": "readers would compute it again, and it is not cheap",
 }
 

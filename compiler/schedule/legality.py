@@ -31,7 +31,7 @@ _STEPS = 1 << 13  # iterations of one program that take no longer
 _PASSES = 4  # over the longest row of one program: what a row's norm takes
 
 MESSAGES = {
-    "switched-off": "option `without`, or a search for a fault, leaves it out",
+    "switched-off": "option `without` or a bisection leaves it out",
     "cycle": "something between the two needs the first and feeds the second",
     "too-large": f"a kernel of more than {MAX_MEMBERS} parts or {MAX_BUFFERS} buffers",
     "device": "they run on different devices",

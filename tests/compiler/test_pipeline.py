@@ -72,7 +72,9 @@ def test_a_pass_says_why_it_does_not_run_and_what_it_leaves():
         assert "it does   " in text
         return text
 
-    assert "not run\n    reason    condition: it runs only if all of these hold: CUDA" in told("constants_on_device")
+    assert "not run\n    reason    condition: the pass runs only if all of these conditions hold: CUDA" in told(
+        "constants_on_device"
+    )
     assert "no changes\n    reason    nothing-found" in told("fold_uniform")
     assert "not run\n    reason    switched-off" in told("fold_uniform", without=("fold_uniform",))
     assert "attention-template: 0 changes" in told("attention-template")

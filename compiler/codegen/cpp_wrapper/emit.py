@@ -289,7 +289,7 @@ class Function:
         """What is read of a call's results gets its name."""
         kind = self.kind(node)
         if kind == "none" and node.users and not isinstance(node.target, compat.OpOverload):
-            raise refusal("value", node, "gives something that nothing is known of")
+            raise refusal("value", node, "gives a value of unknown shape and dtype")
         if kind == "many":
             self._many(node, text, listed)
             return
@@ -340,7 +340,7 @@ class Function:
             if self.kind(user) not in ("tensor", "none"):
                 kind = self.kind(user)
                 if listed or kind not in _TYPES:
-                    raise refusal("value", node, "gives something that is no tensor and no number")
+                    raise refusal("value", node, "gives a value that is neither a tensor nor a number")
                 name = self._texts[user] = self._names.make(user.name)
                 self.lines.append(f"{_TYPES[kind]} {name};")
                 inside.append(f"{name} = {_UNPACK[kind]}(r, {user.args[1]});")
@@ -372,7 +372,7 @@ class Function:
             return "true" if value else "false"
         if isinstance(value, int):
             return integer_text(value)
-        raise NotInCppError("value", f"{value!r} is an argument of a kernel, and no number")
+        raise NotInCppError("value", f"the argument {value!r} of a kernel is not a number")
 
     def _delete(self, node: fx.Node) -> None:
         dead = [n for n in self._dying.get(node, []) if n in self._own]

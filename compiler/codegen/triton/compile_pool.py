@@ -48,7 +48,7 @@ class Worker:
 
     def _start(self) -> None:
         if self._closed:
-            raise WorkerLostError("this process ends")
+            raise WorkerLostError("this process is exiting: no worker is started")
         if self._process is not None and self._process.poll() is None:
             return
         self.stop()

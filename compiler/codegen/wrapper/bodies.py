@@ -98,13 +98,23 @@ def refused_body(graph: fx.Graph) -> Reason | None:
         if node.op in ("get_attr", "output"):
             continue
         if "val" not in node.meta and not _gives_nothing(node):
-            return Reason("body-unknown", f"nothing is known of {node.name} in the body of an operator", (node,))
+            return Reason(
+                "body-unknown",
+                f"the shape and dtype of {node.name}, in the body of a higher-order operator, are not known",
+                (node,),
+            )
         if node.op != "placeholder" and _writes(node):
-            return Reason("body-writes", f"{node.name} in the body of an operator may write to its inputs", (node,))
+            return Reason(
+                "body-writes", f"{node.name}, in the body of a higher-order operator, may write to its inputs", (node,)
+            )
     loose = next((n for n in inputs if (layout := _layout(n)) is not None and layout == (None, None)), None)
     if loose is None:
         return None
-    return Reason("body-strides", f"{loose.name} of a body is of symbolic size, and not dense", (loose,))
+    return Reason(
+        "body-strides",
+        f"{loose.name}, in the body of a higher-order operator, has symbolic sizes and is not dense",
+        (loose,),
+    )
 
 
 def _gives_nothing(node: fx.Node) -> bool:

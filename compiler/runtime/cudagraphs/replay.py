@@ -61,7 +61,7 @@ class Replay:
             static = frozenset(range(len(graph_module.graph.nodes)))
         reason = skip_reason(graph_module.graph, static, self._rng)
         if reason is None and kind == "forward" and returned is None:
-            reason = Reason("unknown-outputs", "which outputs the backward keeps is not known")
+            reason = Reason("unknown-outputs", "the outputs that are saved for the backward are not known")
         if reason is not None:
             self._tell(reason)
             return lambda call: call

@@ -47,15 +47,19 @@ def _devices(nodes: list[fx.Node]) -> Iterator[Reason]:
             message = f"{node.name} is on {device}: a replay would see what it was when it was captured"
             yield Reason("not-on-cuda", message, (node,))
     if len(found) > 1:
-        yield Reason("several-devices", f"devices {', '.join(sorted(map(str, found)))}", tuple(found.values()))
+        yield Reason(
+            "several-devices",
+            f"the tensors are on several devices: {', '.join(sorted(map(str, found)))}",
+            tuple(found.values()),
+        )
     if not found:
-        yield Reason("no-tensors", "there is nothing to capture")
+        yield Reason("no-tensors", "the graph has no tensors: there is nothing to capture")
 
 
 def _call(node: fx.Node, moving: set[fx.Node], rng: RngPolicy) -> Iterator[Reason]:
     if not isinstance(node.target, compat.OpOverload):
         if getattr(node.target, "__module__", "") not in _PURE:
-            yield Reason("opaque-call", f"{node.name} calls what may do anything", (node,))
+            yield Reason("opaque-call", f"{node.name} calls a function of unknown effects", (node,))
         return
     changed = [target for target in written(node) if target in moving]
     if changed:
@@ -66,15 +70,21 @@ def _call(node: fx.Node, moving: set[fx.Node], rng: RngPolicy) -> Iterator[Reaso
 
 def _operator(node: fx.Node, target: compat.OpOverload, rng: RngPolicy) -> Iterator[Reason]:
     if target.namespace not in KNOWN_NAMESPACES:
-        yield Reason("custom-operator", f"{target} may do things that a replay does not repeat", (node,))
+        yield Reason(
+            "custom-operator", f"custom operator {target} may have effects that a replay does not repeat", (node,)
+        )
     if any(tag in target.tags for tag in _SYNCING) and not _is_plain_indexing(node):
         yield Reason("waits-for-data", f"{op_name(node)} needs to see data before the GPU has computed it", (node,))
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return
     if arguments(node).get("generator") is not None:
-        yield Reason("generator", f"{op_name(node)} draws from a generator of the user's", (node,))
+        yield Reason("generator", f"{op_name(node)} draws from a generator that the program passes in", (node,))
     if rng == "eager":
-        yield Reason("eager-random", f"{op_name(node)} draws eager's own numbers, which a replay may not", (node,))
+        yield Reason(
+            "eager-random",
+            f"{op_name(node)} draws eager's random numbers (rng='eager'), which a replay cannot draw",
+            (node,),
+        )
 
 
 def _is_plain_indexing(node: fx.Node) -> bool:

@@ -105,7 +105,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, compat.OpOverload):
             path = compat.operator_path(value)
             if path is None:
-                raise pickle.PicklingError(f"{value} is not reached by a name")
+                raise pickle.PicklingError(f"{value} cannot be imported by its module and name")
             return _operator, path
         if isinstance(value, torch.Tensor) and (value.layout != torch.strided or type(value) is not torch.Tensor):
             raise pickle.PicklingError(f"a tensor of layout {value.layout}")

@@ -45,7 +45,9 @@ def graph_key(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Option
     """
     try:
         if reads_values(getattr(compat.fake_mode_of(example_inputs), "shape_env", None)):
-            raise _NoKeyError("a number is the value of an input: compiling may fix it, by a guard")
+            raise _NoKeyError(
+                "the value of an input is a symbolic number: a guard made while compiling may fix its value"
+            )
         devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor)}
         parts = [*_machine(), *_gpus(devices), *_state(), options.key(), *_module(gm), *_inputs(example_inputs)]
     except _NoKeyError as missing:
@@ -90,10 +92,12 @@ def _state() -> Iterator[str]:
 
 def _module(gm: fx.GraphModule) -> Iterator[str]:
     if compat.CHECKPOINT_POLICY in gm.meta:
-        raise _NoKeyError("a function decides what a checkpoint recomputes, and its code is not part of the key")
+        raise _NoKeyError(
+            "a policy function selects the operations that a checkpoint recomputes, and its code is not part of the key"
+        )
     for node in gm.graph.nodes:
         if _is_given(node.meta.get("example_value")):
-            raise _NoKeyError("a number that the program is given is symbolic: compiling may fix it, by a guard")
+            raise _NoKeyError("the program is given a symbolic number: a guard made while compiling may fix its value")
         yield f"{node.op} {node.name} {_target(node)} {_text(node.args)} {_text(node.kwargs)}"
         yield str(node.meta.get("stack_trace", ""))
         if node.op in ("get_attr", "call_module"):
@@ -138,7 +142,7 @@ def _attribute(value: Any) -> Iterator[str]:
     elif type(value) in (torch.Tensor, torch.nn.Parameter):
         yield _tensor(value) + _content(value)
     else:
-        raise _NoKeyError(f"the graph holds a {type(value).__name__}")
+        raise _NoKeyError(f"the graph holds a {type(value).__name__}, which the key cannot represent")
 
 
 def _content(value: torch.Tensor) -> str:
@@ -159,7 +163,7 @@ def _text(value: Any) -> str:
         return f"slice({_text(value.start)}, {_text(value.stop)}, {_text(value.step)})"
     if isinstance(value, _PLAIN) or value is Ellipsis:
         return repr(value)
-    raise _NoKeyError(f"an argument is a {type(value).__name__}")
+    raise _NoKeyError(f"an argument of a call is a {type(value).__name__}, which the key cannot represent")
 
 
 def _inputs(values: Sequence[Any]) -> Iterator[str]:
@@ -171,14 +175,16 @@ def _input(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        raise _NoKeyError("sizes are symbolic")
+        raise _NoKeyError("an input tensor has symbolic sizes")
     return _text(value)
 
 
 def _tensor(value: torch.Tensor) -> str:
     plain = type(value) in (torch.Tensor, torch.nn.Parameter) and not compat.is_wrapped(value)
     if not plain or value.layout != torch.strided or compat.has_symbols(value):
-        raise _NoKeyError(f"a tensor is not a plain one: {type(value).__name__}, {value.layout}")
+        raise _NoKeyError(
+            f"an input is not a plain dense tensor, but a {type(value).__name__} of layout {value.layout}"
+        )
     marks = f"{value.requires_grad} {value.is_conj()} {value.is_neg()} {value.storage_offset()}"
     return f"tensor {tuple(value.shape)} {value.stride()} {value.dtype} {value.device} {marks}"
 

@@ -128,12 +128,12 @@ def _first(softmax: fx.Node, down: list[fx.Node]) -> Found | Reason:
 
 def _check_softmax(softmax: fx.Node) -> None:
     if packet(softmax) not in SOFTMAXES:
-        raise _RefusedError(Reason("no-softmax", f"{softmax.name} is no softmax", (softmax,)))
+        raise _RefusedError(Reason("no-softmax", f"{softmax.name} is not a softmax", (softmax,)))
     val = softmax.meta["val"]
     if val.device.type not in DTYPES:
         raise _RefusedError(Reason("device", f"the template is for CPUs and GPUs, not {val.device}", (softmax,)))
     if not is_served(val):
-        raise _RefusedError(Reason("dtype", f"{val.dtype} is not computed in float32", (softmax,)))
+        raise _RefusedError(Reason("dtype", f"the template does not support {val.dtype}", (softmax,)))
     if val.dim() < 2 or softmax.args[1] not in (-1, val.dim() - 1):
         found = f"dim {softmax.args[1]} of {val.dim()}"
         raise _RefusedError(
@@ -252,7 +252,9 @@ class _Matcher:
         batch = int(product.meta["val"].shape[0]) if batched else 1
         if batch != numel(sizes):
             raise _RefusedError(
-                Reason("heads-moved", "product and softmax have other batches", (product, self._softmax))
+                Reason(
+                    "heads-moved", "the product and the softmax have different batch sizes", (product, self._softmax)
+                )
             )
         return (raveled(self._heads, sizes), *inner) if batched else tuple(inner)
 
@@ -261,13 +263,17 @@ class _Matcher:
         x = self._formulas.value(self._softmax.args[0])  # type: ignore[arg-type]
         columns, keys = int(self._softmax.meta["val"].shape[-1]), self._key.extent
         if columns - keys not in (0, 1):
-            raise _RefusedError(Reason("columns", f"{columns} scores for {keys} keys", (self._softmax,)))
+            raise _RefusedError(
+                Reason("columns", f"each row has {columns} scores, but there are {keys} keys", (self._softmax,))
+            )
         score = self._score(x.at((*self._heads, at(self._row), at(self._key))))
         if columns == keys:
             return score, None
         sink = unrounded(cast(x.at((*self._heads, at(self._row), keys)), torch.float32))
         if any(load.buffer == raw_name(self._product) for load in loads(sink)):
-            raise _RefusedError(Reason("columns", f"{columns} scores for {keys} keys", (self._softmax,)))
+            raise _RefusedError(
+                Reason("columns", f"each row has {columns} scores, but there are {keys} keys", (self._softmax,))
+            )
         return score, sink
 
     def _score(self, value: Value) -> Value:
@@ -278,7 +284,9 @@ class _Matcher:
                 return None
             if part.indices != wanted:
                 raise _RefusedError(
-                    Reason("scores-moved", "scores change their places before the softmax", (self._product,))
+                    Reason(
+                        "scores-moved", "the scores are transposed or reordered before the softmax", (self._product,)
+                    )
                 )
             return SCORE
 

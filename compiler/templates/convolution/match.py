@@ -46,7 +46,7 @@ def match_convolution(call: fx.Node) -> FoundProduct | Reason | None:
         return None
     values = arguments(call)
     if any(nodes_in([values[name] for name in _GEOMETRY])):
-        return Reason("symbolic", "a geometry of numbers that only a run tells", (call,))
+        return Reason("symbolic", "the geometry (such as stride or padding) is symbolic", (call,))
     reason = _refusal(call, values)
     if reason is not None:
         return reason
@@ -77,9 +77,9 @@ def _refusal(call: fx.Node, values: dict[str, Any]) -> Reason | None:
     if values["transposed"] or any(values["output_padding"]):
         return Reason("transposed", "a transposed convolution", (call,))
     if call.meta["val"].dim() < 3 or x.meta["val"].dim() != call.meta["val"].dim():
-        return Reason("rank", "images without a batch", (call,))
+        return Reason("rank", "the images have no batch dim", (call,))
     if values["groups"] > 1 and not single and min(weight.meta["val"].shape[1], _columns(call, values)) < FEWEST:
-        return Reason("groups", f"groups of fewer than {FEWEST} channels are not for tensor cores", (call,))
+        return Reason("groups", f"groups have fewer than {FEWEST} channels, too few for tensor cores", (call,))
     if any(node.meta["val"].stride(1) != 1 and node.meta["val"].shape[1] > 1 for node in (x, call)):
         return Reason("layout", "channels do not lie side by side", (call,), "channels last", "channels apart")
     return None

@@ -146,7 +146,7 @@ class Matcher:
         sides = self._prologues()
         left = self._left() if sides[0] is None else sides[0].matrix
         if refusal is not None or left is None:
-            return refusal or Reason("operand", f"{self._operands.x.name} is no matrix in memory", (self._call,))
+            return refusal or Reason("operand", f"{self._operands.x.name} cannot be read as a matrix", (self._call,))
         right = self._right() if sides[1] is None else sides[1].matrix
         out, *more = (result for result in results if isinstance(result, Result))
         computed = [side for side in sides if side is not None]
@@ -187,7 +187,7 @@ class Matcher:
             return Reason("result-strides", f"rows of {node.name} are not contiguous", (node,))
         value = self._value(node)
         if value is None:
-            return Reason("moved", "elements change their places in the epilogue", (node, self._call))
+            return Reason("moved", "the epilogue transposes or reorders elements", (node, self._call))
         return Result(buffer, address(buffer, self._indices(node)), cast(value, compute_dtype(buffer.dtype)))
 
     def _indices(self, node: fx.Node) -> tuple[Any, ...]:

@@ -55,7 +55,7 @@ def operands_of(call: fx.Node) -> Operands | Reason:
     rows, depth = numel(x_sizes[:-1]), x_sizes[-1]
     if packet(call) in (LINEAR, ONEDNN):
         if len(sizes) != 2:
-            return Reason("weight-rank", "the weight is no matrix", (call,), "2 dims", str(len(sizes)))
+            return Reason("weight-rank", "the weight is not a matrix", (call,), "2 dims", str(len(sizes)))
         return Operands(x, weight, bias, (1, rows, sizes[0], depth), (0, strides[1], strides[0]))
     if packet(call) == "aten.bmm":
         return Operands(x, weight, bias, (sizes[0], x_sizes[1], sizes[2], depth), strides)
@@ -132,5 +132,5 @@ def unfit(node: fx.Node, call: fx.Node, by_lanes: bool | None = None) -> Reason 
     if node.op == "get_attr":
         val = getattr(node.graph.owning_module, str(node.target), val)
     if val.layout != torch.strided or val.is_mkldnn:
-        return Reason("layout", f"{node.name} is in a layout of oneDNN's own", (call,))
+        return Reason("layout", f"{node.name} is in a packed layout that only oneDNN reads", (call,))
     return None

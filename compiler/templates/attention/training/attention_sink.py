@@ -28,7 +28,9 @@ def without_sink(gradient: Any, attention: Attention) -> Any:
         ends = [int(size) for size in sizes]
         cut = shape[:-1] == ends[:-1] and shape[-1] == attention.key.extent and ends[-1] - shape[-1] in (0, 1)
         if (start, step) != (0, 1) or not cut:
-            raise RefusedError("sink-gradient", f"{gradient.name} puts {shape} into {ends}", gradient)
+            raise RefusedError(
+                "sink-gradient", f"{gradient.name} pads {shape} to {ends}, not by a column for the sink", gradient
+            )
         gradient = source
     return gradient
 

@@ -82,7 +82,11 @@ class Forward:
         nodes = tuple(map(self._original, found.nodes))
         checkpointed = next((node for node in nodes if _CHECKPOINTED in node.meta), None)
         if checkpointed is not None:
-            return Reason("checkpointed", f"{checkpointed.name} is recomputed, as the program asked", (checkpointed,))
+            return Reason(
+                "checkpointed",
+                f"{checkpointed.name} is in a checkpoint: the program asks to recompute it",
+                (checkpointed,),
+            )
         inputs = tuple(map(self._original, found.inputs))
         return Found(found.attention, inputs, nodes, self._original(found.output))
 

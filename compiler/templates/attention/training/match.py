@@ -83,7 +83,7 @@ class _Matcher:
         self._softmax = next(node for node in found.nodes if packet(node) in SOFTMAXES)
         products = list(filter(is_product, found.nodes))
         if len(products) != 2:
-            raise RefusedError("products", f"{len(products)} products make the attention", self._softmax)
+            raise RefusedError("products", f"the attention has {len(products)} matrix products, not 2", self._softmax)
         self._first, self._second = products
         self._left, self._right = operands(self._first)
         # Masks that the kernels compute: what the backward reads of them is the same formula.
@@ -126,7 +126,9 @@ class _Matcher:
             if packet(node) == _SOFTMAX_BACKWARD and self._is(node.args[1], self._softmax)
         ]
         if len(found) != 1:
-            raise RefusedError("no-backward", f"{len(found)} backward calls of {self._softmax.name}", self._softmax)
+            raise RefusedError(
+                "no-backward", f"{self._softmax.name} has {len(found)} backward calls, not 1", self._softmax
+            )
         dim, rank = found[0].args[2], self._softmax.meta["val"].dim()
         if dim not in (-1, rank - 1) or found[0] not in self._backward:
             raise RefusedError("softmax-dim", f"{found[0].name} is along dim {dim} of {rank}", found[0])
@@ -148,7 +150,7 @@ class _Matcher:
             elif self._is_dropping(node):
                 above.extend(source for source in node.all_input_nodes if source not in above)  # type: ignore[union-attr]
         if product is None or product not in self._backward:
-            raise RefusedError("weights-gradient", f"{ds.name} gets no product's result", ds)
+            raise RefusedError("weights-gradient", f"{ds.name} does not read the result of a matrix product", ds)
         between = [node for node in above if node is not product and self._is_dropping(node)]
         formulas = Formulas({*between, *drawn(between)})  # type: ignore[type-var]
         wanted = self._flat(product, self._row, self._key)
@@ -160,7 +162,9 @@ class _Matcher:
         found = dropped(value, is_product)
         same = found is not None and found[0] is self._a.keep
         if not same or not math.isclose(found[1], self._a.kept, rel_tol=1e-6):  # type: ignore[index]
-            raise RefusedError("weights-gradient", f"{ds.name} gets other than the gradient of the weights", ds)
+            raise RefusedError(
+                "weights-gradient", f"{ds.name} reads a value other than the gradient of the weights", ds
+            )
         return product  # type: ignore[return-value]
 
     def _is_dropping(self, node: Any) -> bool:
@@ -194,10 +198,10 @@ class _Matcher:
             if made is None:
                 continue
             if made[0] in found:
-                raise RefusedError("products-gradient", f"{product.name} is another gradient of {made[0]}", product)
+                raise RefusedError("products-gradient", f"{product.name} is a second gradient of {made[0]}", product)
             found[made[0]] = self._multiplied(product), made[1]
         if not found:
-            raise RefusedError("products-gradient", f"{ds.name} goes into no product with q or k", ds)
+            raise RefusedError("products-gradient", f"no matrix product multiplies {ds.name} with q or k", ds)
         return found
 
     def _multiplied(self, product: fx.Node) -> fx.Node:
@@ -301,7 +305,7 @@ class _Matcher:
             return (raveled(self._heads, lead), *inner)
         if len(sizes) == 2 and numel(lead) == 1:
             return inner
-        raise RefusedError("sizes", f"{node.name} has sizes {sizes}, the attention {lead}", node)
+        raise RefusedError("sizes", f"{node.name} has sizes {sizes}, but the attention has batch sizes {lead}", node)
 
     # -- ways -----------------------------------------------------------------------------------------------------
 
