@@ -268,9 +268,8 @@ def _hints(exported: torch.export.ExportedProgram, names: set[str]) -> dict[str,
                 hints[str(number.node.expr)] = int(number.node.hint)
     missing = names - hints.keys()
     if missing:
-        raise AotError(
-            f"the sizes {', '.join(sorted(missing))} of the program occur only within expressions: each must be a dim of an input"
-        )
+        listed = ", ".join(sorted(missing))
+        raise AotError(f"the sizes {listed} occur only within expressions: each must be a dim of an input")
     return {name: hints[name] for name in sorted(names)}
 
 

@@ -68,7 +68,7 @@ def _on_gpus_only(options: Options, devices: Collection[str]) -> Iterator[Reason
     if "generated" in (kernels.attention, kernels.products, kernels.convolutions):
         yield Reason(
             "not-on-cuda",
-            f"generated kernels everywhere need inputs on a CUDA device, but inputs are on: {here}; candidates are measured",
+            f"generated kernels everywhere need inputs on a CUDA device, not on: {here}; candidates are measured",
         )
     if options.triton.tma == "always":
         yield Reason("not-on-cuda", f"only CUDA devices have TMA, but inputs are on: {here}; the option has no effect")
