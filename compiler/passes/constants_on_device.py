@@ -74,7 +74,7 @@ def _constant(graph_module: fx.GraphModule, node: fx.Node, value: torch.Tensor) 
 
 
 def _moved(value: torch.Tensor, node: fx.Node) -> torch.Tensor:
-    """What a call of `to_copy` gives of this value, laid out as its readers expect."""
+    """The result of a call of `to_copy` for this value, laid out as its readers expect."""
     promised = val(node)
     with compat.plain_eager(), torch.no_grad():
         return memory_like(promised, list(promised.shape)).copy_(value)

@@ -1,4 +1,4 @@
-"""Converts what is copied from the CPU to a GPU there, not before.
+"""Converts tensors that are copied from the CPU to a GPU on the GPU, not before.
 
     to_copy(x, dtype=bfloat16, device=cuda)     x on the CPU     ->     to_copy(to_copy(x, device=cuda), dtype=bfloat16)
 

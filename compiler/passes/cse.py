@@ -68,7 +68,7 @@ def _equate_gradients(graph: fx.Graph) -> int:
         for gradient, result in autograd.gradients_of_results(graph)
         for size, wanted in zip(_sizes(val(gradient)), _sizes(val(result)), strict=False)
     ]
-    # Single symbols first: what is left of a sum is known by them.
+    # Single symbols first: they determine the rest of a sum.
     single = [pair for pair in pairs if compat.is_unbacked(pair[0])]
     return sum(compat.equate_unbacked(*pair) for pair in (*single, *pairs))
 

@@ -56,7 +56,7 @@ def _write_out(node: fx.Node) -> bool:
 
 
 def _told_apart(fakes: list[Any]) -> list[Any]:
-    """The same metadata in new objects: tracing distinguishes inputs by identity."""
+    """Metadata in new, equal objects: tracing distinguishes inputs by identity."""
     return [value.detach() if isinstance(value, torch.Tensor) else value for value in fakes]
 
 

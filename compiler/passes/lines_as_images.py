@@ -28,7 +28,7 @@ _CALLS = ("aten.convolution", "aten.convolution_backward")
 _LINES = ("grad_output", "input", "weight")
 _ROWS = 2  # the dim that lines lack
 _HALF = 2  # bytes
-# What an added dim of one row has where a line's own dim has other numbers.
+# Arguments for the added dim of one row, beside those of the line's own dim.
 _NEUTRAL = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
 
 

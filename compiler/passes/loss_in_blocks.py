@@ -55,7 +55,7 @@ def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch
 
 
 def _add_product_(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The same, writing to the total."""
+    """Add the product of two matrices to the total, in place; gives the total."""
     if total.is_cuda:
         return aten.addmm.dtype_out(total, a, b, total.dtype, out=total)  # type: ignore[no-any-return]
     return total.add_(a @ b)

@@ -4,7 +4,7 @@
     loss = nll_loss_forward(y, target)    ->    y          = to(x, float32) - peak - logs
                                                 loss       = nll_loss_forward(y, target)
 
-    backward: reads y, float32                  backward: reads x, of 16 bits; computes y within what reads it
+    backward: reads y, float32                  backward: reads x, of 16 bits; computes y within its readers
 
 The forward then saves the logits, which exist anyway, and no kernel writes the log-softmax over the vocabulary. `x -
 peak` is computed first, as in eager, which is exact for large x. Softmax is ``exp(to(x, float32) - peak - logs)``: of
@@ -71,8 +71,8 @@ def recompute_log_softmax(graph_module: fx.GraphModule) -> int:
 def recompute_softmax(graph_module: fx.GraphModule) -> int:
     """Let the backward of a joint graph compute softmax from scores of fewer bits than the result; returns how often.
 
-    Left alone is what `recompute_log_softmax` leaves alone. A result that is no wider than the scores is left as well,
-    since products in the backward read it from memory.
+    Calls that `recompute_log_softmax` leaves alone are left alone. A result that is no wider than the scores is left as
+    well, since products in the backward read it from memory.
     """
     return _recompute(graph_module, aten._softmax.default, _widens)
 
@@ -105,7 +105,7 @@ def _recompute(graph_module: fx.GraphModule, target: Any, pays: Callable[[fx.Nod
 
 
 def _widens(node: fx.Node) -> bool:
-    """Whether a result has more bits than what the scores are computed from, element by element.
+    """Whether a result has more bits than the operands of the scores, element by element.
 
     scores = to(bmm(q, k), float32) + bias       16 bits an element
     """

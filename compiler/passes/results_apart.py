@@ -44,7 +44,7 @@ def keep_results_apart(graph_module: fx.GraphModule) -> int:
 
 
 def _is_returned(node: fx.Node, returned: Set[Hashable]) -> bool:
-    """Whether the program returns the memory of this tensor: the partition keeps it, and what is read of it, apart."""
+    """Whether the program returns the memory of this tensor: the partition keeps it and its views apart."""
     return isinstance(node.meta.get("val"), torch.Tensor) and bool(storages(node) & returned)
 
 

@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 _GPUS = ("cuda",)
 _HEADS = ("query", "key", "value")
-_DIMS = 4  # what fused kernels take: batch, heads, rows, columns
+_DIMS = 4  # of operands of fused kernels: batch, heads, rows, columns
 _HALF = (torch.float16, torch.bfloat16)  # of others, the scores' products are as fast as those of a fused kernel
 
 

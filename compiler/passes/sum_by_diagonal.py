@@ -153,7 +153,7 @@ def _line(start: torch.Tensor, used: torch.Tensor) -> tuple[int, int] | None:
 
 
 def _summed(editor: Editor, module: fx.GraphModule, node: fx.Node, diagonals: Diagonals) -> fx.Node:
-    """The sums that replace a scattered sum; what they read is found by numbers of 32 bits."""
+    """The sums that replace a scattered sum; the elements that they read have indices of 32 bits."""
     call, wanted, source = editor.call, val(node), node.args[3]
     device, (*batch, rows, places) = wanted.device, wanted.shape
     columns = val(source).shape[-1]

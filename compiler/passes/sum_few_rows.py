@@ -27,7 +27,7 @@ from .foldable import is_zeros
 aten = torch.ops.aten
 
 _MANY = 64  # least lookups a row for which additions wait for each other
-_WORK = 1 << 15  # most rows * rows * columns: what is compared for each addition that waits
+_WORK = 1 << 15  # most rows * rows * columns: comparisons that replace additions which wait
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Lookups:
     """The gradient of a lookup in a table of `rows` rows.
 
     Args:
-        source: gradients of what was looked up: (*lookups, *row).
+        source: gradients of the rows that were looked up: (*lookups, *row).
         index: the rows that were looked up: (*lookups).
         rows: the number of rows of the table.
         padding: the row whose gradient is 0; negative if there is none.

@@ -100,7 +100,7 @@ def _is_same_everywhere(node: fx.Node) -> bool:
 def _on_device(
     editor: Editor, node: fx.Node, device: torch.device, moved: dict[tuple[fx.Node, torch.device], fx.Node]
 ) -> fx.Node:
-    """The same call on a GPU, of operands that are there."""
+    """The call on a GPU, of operands that are on the GPU."""
     number = literal(node)
     if number is not None:
         with compat.plain_eager():

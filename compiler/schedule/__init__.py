@@ -79,7 +79,7 @@ def _scheduled(program: Program, fuse: bool, target: Target) -> Schedule:
 
 
 def _with_examples(kernel: Kernel, examples: Mapping[str, int]) -> Kernel:
-    """A kernel that knows what its sizes are on the example."""
+    """A kernel that knows its sizes on the example."""
     parts = tuple(_with_examples(part, examples) for part in kernel.parts)
     own = tuple((size.name, examples[size.name]) for size in kernel.sizes if size.name in examples)
     return replace(kernel, parts=parts, examples=own)

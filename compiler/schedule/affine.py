@@ -113,7 +113,7 @@ def separate(a: Number, b: Number, var: Var, fixed: frozenset[Var]) -> bool:
 
 
 def _rounded_up(offsets: Iterable[Number]) -> dict[Var, Var]:
-    """Loops as long as the dims that they go through, as strides tell: what holds of more iterations holds of fewer.
+    """Loops as long as the dims that they go through, as strides tell: a bound for more iterations holds for fewer.
 
     2*q*i + j, j < (s + 1)//2, q = (s + 3)//4    ->    j < 2*q
     """
@@ -238,7 +238,7 @@ def _reaches(mine: list[Digit], theirs: list[Digit]) -> dict[Number, tuple[Numbe
 
 
 def _outweighs(stride: Number, var: Var, reaches: dict[Number, tuple[Number, Number]], apart: Number) -> bool:
-    """Whether steps of `stride`, and of what is larger, are longer than all smaller ones together."""
+    """Whether steps of `stride`, and larger steps, are longer than all smaller ones together."""
     sign = _sign(stride)
     stride = mul(stride, sign)
     strides = ascending([stride, *reaches])

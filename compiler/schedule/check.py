@@ -42,7 +42,7 @@ def check_schedule(program: Program, schedule: Schedule) -> list[Finding]:
 
 
 def _side_by_side(kernel: Kernel) -> Iterator[Finding]:
-    """What is wrong with a kernel of parts: they are not its body, or one touches what another writes."""
+    """The faults of a kernel of parts: parts that are not its body, or that touch a buffer that another part writes."""
     if kernel.parts and tuple(s for part in kernel.parts for s in part.body) != kernel.body:
         yield Finding("missing", kernel.name, "its parts are not its body")
     for k, part in enumerate(kernel.parts):
@@ -82,7 +82,7 @@ def _inputs(values: Iterable[Value], store: Store | None = None) -> list[Value]:
 
 
 class _Expected:
-    """What the program's stores may be computed from."""
+    """The versions of buffers that the program's stores may be computed from."""
 
     def __init__(self, program: Program) -> None:
         self._items = program.items
@@ -124,12 +124,12 @@ class _Expected:
         return sum(at < place for at in self.stores.get(name, ()))
 
     def seen(self, place: int, within: Callable[[str, int], bool], known: dict[int, frozenset[Version]]) -> Any:
-        """Every version that the item at `place` sees, directly or through stores that are `within` what computes it.
+        """Every version that the item at `place` sees, directly or through stores `within` its computation.
 
         Args:
             place: of the item.
             within: whether the value that an item stores to a buffer may have been taken from there, not from memory.
-            known: what was found already, for the same `within`.
+            known: versions found already, by place, for the same `within`.
         """
         if place not in known:
             direct = {(name, self.version(name, place)) for name in _reads(self._items[place])}
@@ -193,7 +193,7 @@ class _Versions:
         self._program, self._schedule = program, schedule
         self._expected = _Expected(program)
         self._now: dict[str, int] = {}
-        self._local: dict[str, frozenset[Version]] = {}  # by scratch buffer or reduction: what it comes from
+        self._local: dict[str, frozenset[Version]] = {}  # by scratch buffer or reduction: the versions it comes from
         # The same by buffer that the program does not have, and the stores that were done in the kernel by then.
         self._given = frozenset(name for name, b in program.buffers.items() if b.kind != "made")
         self._partial: dict[str, tuple[frozenset[Version], frozenset[int]]] = {}

@@ -32,7 +32,7 @@ class Finding:
         code: ``"stale-read"``, ``"wrong-store"``, ``"missing"``, ``"effects"``, ``"unwritten"``, ``"outside"``,
             ``"crossing"``, ``"race"`` or ``"unproven"``.
         where: the kernel, call or buffer.
-        message: what is wrong, for a person.
+        message: a description of the fault, for a person.
     """
 
     code: str
@@ -168,7 +168,7 @@ class _Kernel:
         owners, its = owner[(touched - low)[inside]], self._iteration(other, shared)[inside]
         return bool(((owners == -1) | (owners == its)).all())
 
-    # -- scratch: what is read was written before, in the same iteration ------------------------------------------
+    # -- scratch: elements that are read were written before, in the same iteration -------------------------------
 
     def _scratch_findings(self, name: str, touches: list[_Touch]) -> Iterator[Finding]:
         outside = [t for t in touches if not any(loop.parallel for loop in t.loops)]
@@ -223,7 +223,7 @@ class _Kernel:
         return number.expand(shape).reshape(-1)
 
     def _grid(self, touch: _Touch) -> dict[Atom, torch.Tensor]:
-        """What variables and indices read from memory are, one dim for each."""
+        """The values of variables, and of indices read from memory, one dim for each."""
         data = _data(touch)
         key = (*map(id, touch.loops), *data)
         if key not in self._grids:
@@ -281,7 +281,7 @@ def _by_data(touch: _Touch) -> bool:
 
 
 def _may_meet(write: _Touch, other: _Touch) -> bool:
-    """Whether two touches of one element, side by side, are what the program says: additions, a store by data."""
+    """Whether two touches of one element, side by side, are in the program: additions, a store by data."""
     if write.mode is not None:
         return write.mode == other.mode
     return other is write and _by_data(write)

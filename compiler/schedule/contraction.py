@@ -4,7 +4,8 @@
            for j: u[..] = f(t[768*i + j])   ->         for j: u[..] = f(t[j])
 
 Where the reading statement stands in the very loop body that stores, no memory is needed at all: the load becomes the
-value stored, and equal values are one node, computed once. What is in scratch or vanishes is not rounded to 16 bits.
+value stored, and equal values are one node, computed once. Values in scratch, and values
+that vanish, are not rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Contraction:
     """How a buffer that is local to a kernel shrinks to the memory of one iteration.
 
     Args:
-        scratch: what holds it.
-        base: what offsets lose: the part that the loops around all of its uses account for.
+        scratch: the buffer that holds the values.
+        base: the part of offsets that is dropped: the loops around all uses account for it.
     """
 
     scratch: Buffer
@@ -95,7 +96,7 @@ def forward_of(touches: list[Touch]) -> Forward | None:
 
 
 def _scratch(buffer: Buffer, touches: list[Touch], serial: bool, most: int) -> Contraction | None:
-    """Memory for what one iteration of the loops around all touches uses; for the whole kernel if it is `serial`."""
+    """Memory for one iteration of the loops around all touches; for the whole kernel if the buffer is `serial`."""
     around = _common([path for _, path, _, _ in touches])
     fixed = frozenset(nest.axis for nest in around)
     parts = [_parted(access.offset, fixed) for _, _, _, access in touches]

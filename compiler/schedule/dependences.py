@@ -1,4 +1,4 @@
-"""Dependences between items of a program, by buffer, and what nobody needs.
+"""Dependences between items of a program, by buffer, and the items that nobody needs.
 
 t = f(x)          reader after writer (RAW), writer after reader (WAR), writer after writer (WAW);
 x[...] = g(t)     program order is the order of effects; calls with effects of their own keep theirs
@@ -84,7 +84,7 @@ def tokens(item: Definition) -> frozenset[str]:
 
 @lru_cache(maxsize=1 << 12)
 def tokens_of(number: Index) -> tuple[str, ...]:
-    """What stands for such numbers in an index, values that it reads from memory apart."""
+    """The tokens of such numbers in an index, without those in values that the index reads from memory."""
     found: list[str] = []
     for atom in atoms(number):
         if isinstance(atom, Late):

@@ -1,4 +1,4 @@
-"""Definitions over empty spaces: what never runs is written so that no later step has to see that.
+"""Definitions over empty spaces: a loop that never runs gets a body that no later step must treat specially.
 
 m: for i < 0: fold max over j < 4 of x[i, j]; m[i] = fold     ->     m: for i < 0: m[0] = 0
 

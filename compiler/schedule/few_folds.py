@@ -1,4 +1,4 @@
-"""Folds of few elements as values: what they fold is written out, so that readers can compute it.
+"""Folds of few elements as values: the elements are written out, so that readers can compute the result.
 
 y[i] = fold max over k < 3 of x[i, k] - b[k]     ->     y[i] = max(max(x[i, 0] - b[0], x[i, 1] - b[1]), x[i, 2] - b[2])
 

@@ -1,4 +1,4 @@
-"""Members and groups: definitions over axes that they share, what fusion works on.
+"""Members and groups: definitions over axes that they share, the units of fusion.
 
 A member is a definition (or the fold, or the stores, of one that reduces) whose loops have become axes. Members that
 iterate over the same axis can share its loop. Values stay in the definition's own variables until a kernel is built:
@@ -45,7 +45,7 @@ class Member:
         outer: axes whose iterations are independent, in the order preferred, outermost first.
         reduced: axes folded or scanned, in order.
         where: the definition's variables in terms of axes.
-        accesses: what it touches.
+        accesses: the accesses of memory.
         numbers: further indices in it, whose values matter.
     """
 
@@ -72,11 +72,11 @@ class Member:
         return _values(self.definition, self.part)
 
     def writes(self, buffer: str) -> bool:
-        """Whether it stores to a buffer."""
+        """Whether the member stores to a buffer."""
         return any(a.write for a in self.touched.get(buffer, ()))
 
     def over(self, by: Mapping[Var, Any], outer: tuple[Var, ...], reduced: tuple[Var, ...]) -> Member:
-        """The same with axes replaced by indices over others, which become `outer` and `reduced`."""
+        """The member with axes replaced by indices over others, which become `outer` and `reduced`."""
         accesses = tuple(Access(a.buffer, rebuild(a.offset, by.get), a.write) for a in self.accesses)  # type: ignore[arg-type]
         return replace(
             self,
@@ -137,7 +137,7 @@ def _member(
 
 @dataclass(frozen=True)
 class _Seen:
-    """What values hold: accesses of memory, indices, and reductions whose results they use."""
+    """The accesses of memory, indices, and reductions whose results are used within values."""
 
     accesses: tuple[Access, ...]
     numbers: tuple[Any, ...]

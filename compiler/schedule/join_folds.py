@@ -43,7 +43,7 @@ def _numbers(flat: Definition) -> Iterator[Any]:
 
 
 def _joined(run: Sequence[Var], by: dict[Atom, Any]) -> Var:
-    """One loop for a run; `by` gets what the loops of the run are in it."""
+    """One loop for a run; `by` gets each loop of the run as an index of the new loop."""
     if len(run) == 1:
         return run[0]
     extent: Any = 1

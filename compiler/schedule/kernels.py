@@ -35,7 +35,7 @@ def kernel_of(
         name: the kernel's.
         buffers: of the program.
         local: buffers that nothing outside of the group touches.
-        target: what the kernel is for.
+        target: the device that the kernel is for.
     """
     return _Writer(group, buffers, local, target).kernel(name)
 
@@ -104,10 +104,10 @@ class _Writer:
         return Rewriter(value=lambda value: self._replaced(value, path), atom=by.get)  # type: ignore[arg-type]
 
     def _replaced(self, value: Value, path: Path) -> Value | None:
-        """What stands for a value in the kernel; None for itself."""
+        """The value that replaces a value in the kernel; None if the value stays."""
         if isinstance(value, Op) and isinstance(value.args[0], Load):
             held = value.args[0].buffer
-            # Memory holds 16 bits; what the kernel stores itself it may hand on as it was computed.
+            # Memory holds 16 bits; a value that the kernel itself stores may be passed on as it was computed.
             if held not in self._stored and ROUNDINGS.get(value.name) == self._buffers[held].dtype:
                 return value.args[0]
         return self._local_load(value, path)
@@ -158,7 +158,7 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _Stored:
-    """What was stored, where: loads of it in that body, or deeper if it costs nothing, are the value itself."""
+    """A stored value and its place: loads of that place in the body, or deeper at no cost, are the value itself."""
 
     path: Path
     offset: Any
@@ -237,11 +237,11 @@ def _joins(member: Member, v: Var, w: Var) -> bool:
     return all(proportional(n, v, w) for n in numbers)
 
 
-# -- what a body needs --------------------------------------------------------------------------------------------
+# -- needs of a body ----------------------------------------------------------------------------------------------
 
 
 def statements_of(body: Iterable[Statement]) -> Iterator[Statement]:
-    """Every statement of a body, outer ones before what is in them."""
+    """Every statement of a body, outer ones before those inside them."""
     for statement in body:
         yield statement
         if isinstance(statement, (Loop, Fold)):

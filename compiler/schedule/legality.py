@@ -28,7 +28,7 @@ _SCANNED = 8  # neighbours that a program scans side by side, at least
 _FEWER = 8  # programs of short work may be fewer than multiprocessors by this factor
 _SHORT = 1 << 20  # iterations that take no longer than a launch
 _STEPS = 1 << 13  # iterations of one program that take no longer
-_PASSES = 4  # over the longest row of one program: what a row's norm takes
+_PASSES = 4  # over the longest row of one program: as many as the norm of a row takes
 
 MESSAGES = {
     "switched-off": "option `without` or a bisection leaves it out",

@@ -139,7 +139,7 @@ def _home(
 
 
 def _with_stores(items: Sequence[_Pending], stores: Mapping[Definition, _Pending]) -> list[_Pending]:
-    """Members, and the stores of what they fold, which stand in the same loops."""
+    """Members, and the stores of their folds, which are in the same loops."""
     folds = [p.member.definition for p in items if p.member.part == "fold" and p.outer]
     return list(dict.fromkeys([*items, *(stores[d] for d in folds if d in stores)]))
 

@@ -1,10 +1,10 @@
-"""Stores integers between kernels in as few bytes as hold them, where their form tells what they can be.
+"""Stores integers between kernels in as few bytes as hold them, where their form bounds them.
 
     p[i, j] = clamp(i - j + 512, 0, 1023)          int64            int16
     y[h, i, j] = x[h, i, p[i, j]]                  in range: ?      clamp(p[i, j], 0, 1023) is, for sure
 
-Tables of relative positions are read once for each head and layer. On a GPU whose caches hold them, what is read counts
-rather than what lies in memory. The clamp changes nothing: it says to readers what they could not know of memory.
+Tables of relative positions are read once for each head and layer. On a GPU whose caches hold them, the bytes that are
+read count rather than the bytes in memory. The clamp changes no value: it tells readers a bound that memory does not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def narrow_integers(
 ) -> tuple[list[Item], dict[str, Buffer]]:
     """Definitions and buffers in which integers of known range take fewer bytes.
 
-    Results of the program, and what calls read or write, stay as they are.
+    Results of the program, and buffers that calls read or write, stay as they are.
     """
     kept = {*outputs, *(name for item in items if isinstance(item, Extern) for name in (*item.reads, *item.writes))}
     stores: dict[str, list[Store]] = {}

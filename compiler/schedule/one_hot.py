@@ -1,4 +1,4 @@
-"""Sums of what is zero but for one element are that element: no loop.
+"""Sums of elements that are all zero but one are that element: no loop.
 
 fold sum over j < 30522 of (g[i] if t[i] == j and t[i] != -100 else 0)
     ->   g[i] if t[i] >= 0 and t[i] < 30522 and t[i] != -100 else 0
@@ -65,7 +65,7 @@ def _all(condition: Value) -> Iterator[Value]:
 
 
 def _compared(condition: Value, var: Var) -> Value | None:
-    """What `var` itself is compared with for equality."""
+    """The value that `var` itself is compared with for equality."""
     if not isinstance(condition, Op) or condition.name != "eq":
         return None
     a, b = condition.args

@@ -1,4 +1,4 @@
-"""What memory moves for nothing where a GPU's programs touch short pieces of it, whose neighbours other programs touch.
+"""Bytes moved for nothing where a GPU's programs touch short pieces of memory whose neighbours other programs touch.
 
     for n, g parallel:                                    a program: 4 numbers of 16 bits, 128 apart: 8 bytes
         fold c < 4, p < 4096: sum of x[n, 4*g + c, p]     of each sector of 32
@@ -52,7 +52,7 @@ def wasted_bytes(members: Iterable[Member], chain: Iterable[Var], buffers: Mappi
 def are_apart(one: Iterable[Member], other: Iterable[Member], buffer: Buffer) -> bool:
     """Whether two kernels touch rows of a buffer that are never the same: sharing loops saves no traffic then.
 
-    Rows are as long as what a kernel's innermost loops touch side by side, in any buffer.
+    Rows are as long as the elements that a kernel's innermost loops touch side by side, in any buffer.
 
     for i, k: t[i, 0, k] = x[i, 0, k];  for i, j, k: t[i, j + 1, k] = f(x[i, j + 1, k])      of both x and t
     """

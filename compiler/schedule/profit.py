@@ -26,7 +26,7 @@ _EXAMPLES: ContextVar[Mapping[str, int]] = ContextVar("examples")
 
 @contextmanager
 def guessing(examples: Mapping[str, int]) -> Iterator[None]:
-    """Within the block, estimates take sizes for what they are on an example, by name."""
+    """Within the block, estimates use the sizes of an example, by name."""
     token = _EXAMPLES.set(examples)
     try:
         yield

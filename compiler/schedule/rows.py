@@ -1,10 +1,10 @@
-"""An innermost axis that is taken apart wherever it goes becomes two axes: rows, and what is within a row.
+"""An innermost axis that is taken apart wherever it goes becomes two axes: rows, and places within a row.
 
     for i < 784: out[i] = x[i] if 0 <= i // 28 + p < 28 and 0 <= i % 28 + q < 28 else 0
 
     for r < 28, c < 28: out[28*r + c] = x[28*r + c] if 0 <= r + p < 28 and 0 <= c + q < 28 else 0
 
-Lanes divide one by one, since processors have no vectors of quotients; and what a whole row shares is found once.
+Lanes divide one by one, since processors have no vectors of quotients; and values of a whole row are computed once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _numbers(member: Member) -> Iterator[Any]:
 
 
 def _divisors(number: Any, axis: Var) -> Iterator[int]:
-    """By what an axis itself is divided in an index: 28 in ``784*j + i // 28``."""
+    """The divisor of an axis itself in an index: 28 in ``784*j + i // 28``."""
     for atom in atoms(number):
         if isinstance(atom, (Quotient, Remainder)) and atom.dividend == axis.index() and isinstance(atom.divisor, int):
             yield atom.divisor

@@ -3,7 +3,7 @@
 a:  for j < 768: fold sum over s < 32 of p[s, j]                  a, b:  for j < 768:
 b:  for j < 768: fold sum over s < 32 of q[s, j]        ->                  fold sum of p[s, j], sum_1 of q[s, j]
 
-Each moves down to the next one of its shape, if nothing in between needs what it writes or writes what it reads.
+Each moves down to the next one of its shape, if nothing in between reads its results or writes its operands.
 """
 
 from __future__ import annotations

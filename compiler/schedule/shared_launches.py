@@ -33,7 +33,7 @@ from .profit import bytes_of, guess
 from .target import Target
 
 _LIGHT = 1 << 20  # bytes of traffic: a quarter of a microsecond, where a launch takes one or two
-_CACHED = 32 << 20  # bytes that may be moved between two nests of one launch: what caches of 40 MB and more still hold
+_CACHED = 32 << 20  # bytes that may be moved between two nests of one launch: caches of 40 MB and more still hold them
 _SLACK = 2 << 20  # bytes that the peak may rise by: what the allocator takes at a time for small tensors
 _OPEN = 16  # groups that a kernel is tried with: those of layers that follow each other are many, and take none
 
@@ -50,7 +50,7 @@ def share_launches(
         steps: of a schedule, in order.
         buffers: the program's and those of split reductions.
         outputs: names of buffers that live to the end.
-        target: what the kernels are for.
+        target: the device that the kernels are for.
     """
     order = _Order(steps, buffers, frozenset(outputs))
     peak = order.peak() + _SLACK
@@ -178,13 +178,13 @@ def _pieces(name: str, steps: Sequence[Step], found: Sequence[Effects]) -> list[
 
 
 def _stored(kernel: Kernel, name: str) -> list[Any]:
-    """Where a kernel stores into a buffer that it only stores to; nothing if it combines with what is there."""
+    """Where a kernel stores into a buffer that it only stores to; nothing if it combines with the values there."""
     stores = [s.store for s in statements(kernel.body) if isinstance(s, Assign) and s.store.buffer == name]
     return [] if any(store.mode is not None for store in stores) else [store.indices[0] for store in stores]
 
 
 class _Order:
-    """Steps as groups that run at one time, and what must come before what."""
+    """Steps as groups that run at one time, and the groups that must come before each."""
 
     def __init__(self, steps: Sequence[Step], buffers: Mapping[str, Buffer], outputs: frozenset[str]) -> None:
         self._steps, self._buffers = steps, buffers
@@ -226,7 +226,7 @@ class _Order:
         return allowed("fusion", f"{one.name} beside {other.name}", dict.fromkeys((*one.nodes, *other.nodes)))
 
     def _near(self, a: int, b: int) -> bool:
-        """Whether what both read is still in a cache if one waits for the other; inputs are in none anyway."""
+        """Whether buffers that both read are still in a cache if one waits for the other; inputs are in none anyway."""
         members = sorted((*self._members[a], *self._members[b]))
         fresh = max(sum(self._made.get(n, 0) for n in self._effects[k].reads) for k in members)
         if fresh <= _LIGHT:

@@ -48,8 +48,8 @@ def split_reductions(program: Program, target: Target) -> Program:
     """A program that computes the same, with reductions split where that gives the target enough to do at once.
 
     Args:
-        program: what to compute; not changed.
-        target: what for; one that asks for no parallelism gets the program as it is.
+        program: the program to split; not changed.
+        target: the device; one that asks for no parallelism gets the program as it is.
     """
     if not target.programs:
         return program
@@ -63,7 +63,7 @@ class _Cut:
     """One reduced loop in parts: ``var = inner.extent * outer + inner``.
 
     Args:
-        exact: whether the parts cover exactly what the loop did.
+        exact: whether the parts cover exactly the iterations of the loop.
     """
 
     var: Var
@@ -278,7 +278,7 @@ def _below(index: Any, extent: Any) -> Value:
     return Op("lt", (Number(index, dtype), limit), torch.bool)
 
 
-# -- what a definition reads -------------------------------------------------------------------------------------------
+# -- reads of a definition ---------------------------------------------------------------------------------------------
 
 
 def _loads(item: Definition) -> list[Load]:

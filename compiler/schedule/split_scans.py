@@ -82,7 +82,7 @@ def _folding(
     partial: Callable[..., Buffer],
     fresh: Callable[[str], str],
 ) -> tuple[Definition, list[Buffer]]:
-    """A definition that stores the components of a fold, and what it stores into."""
+    """A definition that stores the components of a fold, and the buffers that it stores into."""
     made = [partial(item, loops, dtype) for dtype in kinds]
     at = tuple(v.index() for v in loops)
     stores = tuple(Store(b.name, at, Result(fold.name, k, b.dtype)) for k, b in enumerate(made))

@@ -19,7 +19,7 @@ from .zeros import is_unsigned, seen_signs, unsigned_buffers
 
 
 def without_unread(items: Iterable[Item], program: Program) -> list[Item]:
-    """The items of a program, which only store what something reads, and fold what these stores need."""
+    """The items of a program, with only the stores that something reads, and the folds that these stores need."""
     items = list(items)
     wanted = {*program.outputs, *(name for name, b in program.buffers.items() if b.kind != "made")}
     wanted = wanted.union(*(effects(item).reads for item in items))
@@ -31,7 +31,7 @@ def without_unread(items: Iterable[Item], program: Program) -> list[Item]:
 
 
 def _stored_part(item: Definition, wanted: Collection[str]) -> Definition:
-    """A definition without what is not `wanted`; scans stay as they are."""
+    """A definition without the stores that are not `wanted`; scans stay as they are."""
     if item.scan or not item.reductions:
         return item
     stores = tuple(s for s in item.stores if s.buffer in wanted)

@@ -6,7 +6,7 @@
             for k < 32: y[i, j, k] = ...
         for k < 32: for j < 49: z[i, k, j] = y[i, j, k]
 
-Apart, all rows j run side by side. What sharing the loops saves must be more than waiting for the steps takes. However
+Apart, all rows j run side by side. Shared loops must save more time than waiting for the steps takes. However
 little is moved, a step takes the time of a load and of a fold over lanes.
 """
 
@@ -30,7 +30,7 @@ def walks(trees: Sequence[Tree]) -> bool:
 
 
 def time_of(trees: Sequence[Tree], weights: Mapping[str, int], target: Target) -> int:
-    """What a kernel takes, in bytes that would be moved in that time by a kernel of which all lanes are at work.
+    """The time of a kernel, in bytes that a kernel with all lanes at work would move in that time.
 
     Args:
         trees: the loops of the kernel.

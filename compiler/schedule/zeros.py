@@ -42,7 +42,7 @@ def seen_signs(items: Sequence[Item], program: Program) -> set[Value | str]:
 
 
 def _look(values: Iterable[Value], hidden: bool, seen: set[Value | str]) -> None:
-    """Adds what is seen below values, whose own signs of zeros are `hidden` or not."""
+    """Adds the zeros that are seen below values, whose own signs of zeros are `hidden` or not."""
     stack, met = [(v, hidden) for v in values], set()
     while stack:
         value, blind = stack.pop()

@@ -1,4 +1,4 @@
-"""The launches of a kernel as data: which loops are programs, the sizes of blocks, and what plans them knows."""
+"""The launches of a kernel as data: which loops are programs, the sizes of blocks, and the facts that plans use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a plan knows besides the loops.
+    """Facts that a plan uses besides the loops.
 
     Args:
         bytes_of: the bytes per element of each buffer in memory, by name; 4 if it is not known.
@@ -97,7 +97,7 @@ def placed(launch: Launch, statement: Statement) -> Launch:
 
 
 def peeled(statement: Statement) -> tuple[list[Var], tuple[Statement, ...]]:
-    """The parallel loops around all of a statement, outermost first, and what is inside of them."""
+    """The parallel loops around all of a statement, outermost first, and the statements inside of them."""
     loops: list[Var] = []
     body: tuple[Statement, ...] = (statement,)
     while len(body) == 1 and isinstance(body[0], Loop) and body[0].parallel:
@@ -107,7 +107,7 @@ def peeled(statement: Statement) -> tuple[list[Var], tuple[Statement, ...]]:
 
 
 def is_ragged(statement: Statement) -> bool:
-    """Whether the number of iterations of its parallel loops is not known to be a multiple of what a lane accesses."""
+    """Whether its parallel loops may have a number of iterations that is no multiple of a lane's elements."""
     extent = extent_of(peeled(statement)[0])
     return isinstance(extent, Index) and remainder(extent, VECTOR) != 0
 

@@ -44,12 +44,12 @@ class LaunchPlan:
     """One launch of a kernel, as data.
 
     Args:
-        unit: what is launched.
+        unit: the function that is launched.
         convention: which arguments it takes: of the kernel, then its workspaces, then the number of programs.
         programs: their number, an expression of the sizes where `convention` leaves it open.
-        workspaces: what to allocate.
+        workspaces: the buffers to allocate.
         reach: the largest number that `unit` must hold in 32 bits, an expression of the sizes; empty where it is small.
-        wide: what is launched instead where it is too large.
+        wide: the function that is launched instead where that number is too large.
     """
 
     unit: Unit
@@ -116,7 +116,7 @@ def build(kernels: Sequence[Kernel]) -> list[CompiledKernel]:
 
 
 def start() -> None:
-    """Have what compiles and what launches ready when the first kernel is written."""
+    """Prepare the compiler and the launcher, to be ready when the first kernel is written."""
     pool().start()
     begin_launcher()
 
@@ -145,7 +145,7 @@ def source_text(kernels: Sequence[Kernel], lines: Mapping[str, str] | None = Non
     """The Triton of kernels, equal ones once, for reading: above each the graph nodes of all that are equal to it.
 
     Args:
-        kernels: what to write.
+        kernels: the kernels to write.
         lines: where the user's program has graph nodes, by name, as text.
     """
     nodes: dict[Kernel, tuple[str, ...]] = {}

@@ -1,4 +1,4 @@
-"""Blocks of folds of columns: memory is contiguous along the loops of programs rather than along what is folded.
+"""Blocks of folds of columns: memory is contiguous along the loops of programs rather than along the loops of the fold.
 
 for j < 768 parallel: fold (for i < 8192: update with x[768*i + j])      rows j, neighbors in memory; columns i
 
@@ -10,7 +10,7 @@ for j < 768 parallel: fold (for i < 8192: update with x[768*i + j])      rows j,
               an element takes longer: moments, positions, values of several loads
 
 A GPU that few programs keep from being idle takes large blocks: nothing else hides the latency of memory. Of 50 folds
-on an H100, these blocks take 1.1 times what the best of 72 take; blocks of 64 x 32 with 8 warps took 1.5.
+on an H100, these blocks take 1.1 times as long as the best of 72; blocks of 64 x 32 with 8 warps took 1.5.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def begin_anywhere(inner: Sequence[tuple[Var, ...]], body: Sequence[Statement]) 
     """Whether columns lie so far apart, or so close, that no lane accesses several rows at once.
 
     Args:
-        inner: the loops that go through what is folded, of each time that it is gone through.
+        inner: for each pass over the folded elements, the loops of the pass.
         body: of a program.
     """
     dependence, last = Dependence(), {leaf[-1] for leaf in inner}

@@ -126,7 +126,7 @@ class Worker:
 
 
 class Job(Future[Any]):
-    """A kernel to compile: as a future, what was made of the worker's reply (see `Pool.submit`)."""
+    """A kernel to compile: a future of the result made from the worker's reply (see `Pool.submit`)."""
 
     def __init__(self, asked: dict[str, Any], made: Callable[[Reply], Any]) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Job(Future[Any]):
 class Pool:
     """Workers, as many as jobs and cores ask for, each with a thread that hands it jobs.
 
-    What somebody waits for comes before what was only begun.
+    Jobs that somebody waits for come before jobs that were only begun.
     """
 
     def __init__(self, size: int | None = None) -> None:
@@ -180,9 +180,9 @@ class Pool:
         """Begin a job.
 
         Args:
-            asked: what `compile_worker.compile_job` takes.
-            made: what to make of the worker's reply, or of its loss over the job, twice; called in another thread.
-            file: what it writes last.
+            asked: the argument of `compile_worker.compile_job`.
+            made: makes the result from the worker's reply, or from the loss of two workers; called in another thread.
+            file: the file that the job writes last.
         """
         job = Job(asked, made)
         if file is not None:
@@ -244,5 +244,5 @@ def pool() -> Pool:
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _IDLE_SECONDS = 300
-# What the launcher has to know of a kernel, or cannot serve.
+# Properties of a kernel that the launcher has to know, or cannot serve.
 _METADATA = (
     "name", "shared", "num_warps", "num_ctas", "global_scratch_size", "profile_scratch_size",
     "launch_cooperative_grid", "launch_pdl", "tmem_size", "triton_version",
@@ -29,7 +29,7 @@ _METADATA = (
 
 
 def compile_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Compile one kernel; gives what `_METADATA` lists.
+    """Compile one kernel; gives the properties that `_METADATA` lists.
 
     Args:
         job: `source` the module's file, `function` in it, `signature` (type by parameter), `aligned` (positions of
@@ -84,7 +84,7 @@ def _assembled(text: str, target: Any, source: Any, options: dict[str, Any]) -> 
 
 
 def check_layouts(text: str) -> None:
-    """Refuse what multiplies by tensor cores where lanes do not hold four neighbours each, and a warp one column.
+    """Refuse products on tensor cores unless each lane holds four neighbours, and each warp one column.
 
     Raises:
         ValueError: `add_products_of_bytes` would sum elements of different columns.
@@ -140,10 +140,10 @@ def _answer(line: str) -> dict[str, Any]:
 def main() -> None:
     """Serve jobs until the parent goes, or nothing has come for minutes."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what Triton prints is no reply
+    os.dup2(2, 1)  # text that Triton prints is no reply
     given = json.loads(sys.stdin.readline())
     sys.path[:], folder = given["path"], given["folder"]
-    os.environ["TRITON_CACHE_DIR"] = folder  # the caller keeps what is worth it
+    os.environ["TRITON_CACHE_DIR"] = folder  # the caller keeps the files that are worth keeping
     try:
         import triton  # noqa: F401
 

@@ -1,9 +1,9 @@
 """Runs Triton: functions in, machine code out, kept on disk by the hash of all that it depends on.
 
     triton/3f/3f9a...c1.py       the source, to read; the same for all variants of a kernel
-    triton/a0/a07c...44.cubin    the machine code of one variant; behind it what launches it (its name, memory, warps),
-                                 and a seal
-    triton/a0/a07c...44.json     the same, to read
+    triton/a0/a07c...44.cubin    the machine code of one variant; behind it the facts of its launch (name, memory,
+                                 warps), and a seal
+    triton/a0/a07c...44.json     these facts, to read
 
 Files are written aside and renamed into place: readers in other processes see a whole entry or none. A damaged entry,
 or one that this user's regraft did not write, is compiled again. What is on disk needs neither Triton nor a worker.
@@ -103,7 +103,7 @@ def triton_version() -> str | None:
 
 @functools.cache
 def _worker() -> str:
-    """What compiles, which takes what Triton makes apart."""
+    """A digest of the compile worker, which reads Triton's results."""
     return _digest(Path(compile_worker.__file__).read_text())
 
 
@@ -192,7 +192,7 @@ class _Entry:
         }  # fmt: skip
 
     def adopt(self, job: dict[str, Any], made: dict[str, Any]) -> Cubin | TritonFailed:
-        """Keep what a worker made."""
+        """Keep the machine code that a worker made."""
         aside = Path(job["cubin"])
         code = aside.read_bytes()
         asked = [name for name in _UNSERVED if made[name]]
@@ -210,7 +210,7 @@ class _Entry:
 
 
 def _together(code: bytes, facts: dict[str, Any]) -> bytes:
-    """Machine code, what launches it, and how long that is: tools read the first and no further."""
+    """Machine code, the facts of its launch, and their length: tools read the machine code and no further."""
     text = json.dumps(facts).encode()
     return code + text + len(text).to_bytes(8, "little")
 

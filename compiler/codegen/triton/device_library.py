@@ -1,7 +1,8 @@
 """Functions that generated kernels call: eager's meaning where Triton's own operations differ.
 
-Those that make one result of several are in `device_reductions`. The generator copies what a kernel uses into its
-source, with what that calls, so that the source stands alone. Both are read as text, and need Triton only if imported.
+Functions that reduce several values to one are in `device_reductions`. The generator copies the functions that a kernel
+calls, directly or not, into its source, so that the source stands alone. Both files are read as text: they need Triton
+only if they are imported.
 """
 
 import triton

@@ -15,7 +15,7 @@ from .errors import TritonFailed
 
 _LIBRARY = "libcuda.so.1"
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_FREE_SHARED = 48 << 10  # what every function may have without asking
+_FREE_SHARED = 48 << 10  # bytes that every function may use without an attribute of its own
 MAX_PROGRAMS = 2**31 - 1
 
 

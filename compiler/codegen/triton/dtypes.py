@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# What memory holds, in Triton's words for types and in signatures of kernels.
+# Names of dtypes in memory: Triton's types, and the types in signatures of kernels.
 _NAMES = {
     torch.bool: ("int1", "i1"),
     torch.uint8: ("uint8", "u8"),

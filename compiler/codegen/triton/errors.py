@@ -10,7 +10,7 @@ class TritonMissing(RuntimeError):  # noqa: N818
 
 
 class TritonFailed(RuntimeError):  # noqa: N818
-    """Triton did not compile a generated kernel, or the driver did not load it; the message says what they said."""
+    """Triton did not compile a generated kernel, or the driver did not load it; the message quotes their error."""
 
 
 class UnsupportedKernels(Exception):  # noqa: N818

@@ -1,10 +1,10 @@
 """Values that reach memory only in 16 bits are computed by fast functions, a few units in float32's last place off.
 
 y = bfloat16(exp(x - m) / s)            ->    y = bfloat16(fast_exp(x - m) / s, by a fast quotient)
-z = float32(log(sum(exp(x - m))))       ->    unchanged, and so is what else is made of these powers
+z = float32(log(sum(exp(x - m))))       ->    unchanged, and so are other values made of these powers
 
-Memory that holds 16 bits rounds by 2^-9 or 2^-12; fast functions are within 1e-5 of the result. What decides something
-(comparisons, rounding to whole numbers, indices) stays as it is, for there the smallest error may be a large one.
+Memory that holds 16 bits rounds by 2^-9 or 2^-12; fast functions are within 1e-5 of the result. Values that
+decide something (comparisons, rounding to whole numbers, indices) stay precise: there, a small error may become large.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...ir.value import HALVES, Guarded, Load, Op, Result, Rewriter, Value, oper
 
 
 def with_fast_functions(kernel: Kernel) -> Kernel:
-    """A kernel that computes the same, to the precision of what it stores."""
+    """A kernel that computes the same values, to the precision of the dtypes that it stores."""
     every = list(walk([root for s in statements(kernel.body) for root in roots(s)]))
     if not any(map(_has_fast, every)):
         return kernel
@@ -45,7 +45,7 @@ def _has_fast(value: Value) -> bool:
     return isinstance(value, Op) and OPS[value.name].fast != "" and value.dtype == torch.float32
 
 
-# -- what has to be precise -------------------------------------------------------------------------------------------
+# -- values that have to be precise -----------------------------------------------------------------------------------
 
 
 def _precise(kernel: Kernel, every: Sequence[Value]) -> Collection[Value]:
@@ -53,7 +53,7 @@ def _precise(kernel: Kernel, every: Sequence[Value]) -> Collection[Value]:
     rounded = {p.buffer.name for p in kernel.params if p.buffer.dtype in HALVES}
     held = {buffer.name for buffer in kernel.scratch}
     stored = [s.store for s in statements(kernel.body) if isinstance(s, Assign)]
-    inside: dict[str, list[Value]] = {}  # what scratch buffers and reductions are made of
+    inside: dict[str, list[Value]] = {}  # the values that scratch buffers and reductions are computed from
     for store in stored:
         inside.setdefault(store.buffer, []).append(store.value)
     for statement in statements(kernel.body):
@@ -68,7 +68,7 @@ def _precise(kernel: Kernel, every: Sequence[Value]) -> Collection[Value]:
 def _parts(
     todo: list[Value], held: Mapping[str, Sequence[Value]], reduced: Mapping[str, Sequence[Value]]
 ) -> set[Value]:
-    """All that values are made of, by way of scratch buffers and reductions too, given what is in these."""
+    """All operands of values, directly or not, also through scratch buffers and reductions, whose values are given."""
     found: set[Value] = set()
     while todo:
         value = todo.pop()
@@ -84,7 +84,7 @@ def _parts(
 
 
 def _indexing(statement: Statement) -> tuple[Value, ...]:
-    """What a store's place is made of."""
+    """The values that the place of a store is computed from."""
     return roots(statement)[:-1] if isinstance(statement, Assign) else ()
 
 
@@ -102,7 +102,7 @@ def _decisive(value: Value) -> Iterator[Value]:
 
 
 class _Rewritten:
-    """Statements with fast functions in place of what need not be precise."""
+    """Statements with fast functions for values that need not be precise."""
 
     def __init__(self, precise: Collection[Value]) -> None:
         self._rewrite = _rewriter(precise)

@@ -13,7 +13,7 @@ Spell = Callable[[Atom], str]
 
 
 def index_text(number: Any, spell: Spell) -> str:
-    """An index; `spell` gives variables, sizes and what is read from memory.
+    """An index; `spell` gives variables, sizes and numbers that are read from memory.
 
     768*i + j  ->  (768 * i + j)
     """

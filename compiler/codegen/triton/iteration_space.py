@@ -40,14 +40,14 @@ def blocks_of(extent: Any, block: int) -> Any:
 
 
 def is_small(number: Any) -> bool:
-    """Whether 32 bits hold an index, and what lanes outside of the loops make of it."""
+    """Whether 32 bits hold an index, also as computed by lanes outside of the loops."""
     low, high = bounds(number)
     return low is not None and high is not None and max(-low, high) < _INT32 // 2
 
 
 @lru_cache(1 << 12)
 def largest(number: Any) -> Any:
-    """What an index, and all that it is computed from, does not exceed, by sizes alone: the terms' magnitudes, added.
+    """A bound of an index and of all numbers that it is computed from, by sizes alone: the terms' magnitudes, added.
 
     t*i - j, i < s, j < t   ->   t*s + t
     """
@@ -74,7 +74,7 @@ def _largest(atom: Atom) -> Any:
 
 
 def has_small_offsets(buffer: Buffer) -> bool:
-    """The same of every offset into a buffer whose sizes are numbers."""
+    """The bound of every offset into a buffer whose sizes are numbers."""
     reach = sum(abs((size - 1) * stride) for size, stride in zip(buffer.sizes, buffer.strides, strict=True))
     return reach < _INT32 // 2
 

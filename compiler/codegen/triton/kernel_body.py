@@ -116,7 +116,7 @@ class BodyWriter:
             self._statement(statement)
 
     def _before_stores(self, body: Sequence[Statement]) -> None:
-        """Load what several stores need before the first of them, behind which the compiler leaves every load.
+        """Load the values of several stores before the first store: the compiler moves no load across a store.
 
         y[i] = x[i];  y[i + 64] = z[i]     ->   t1 = x[i];  t2 = z[i];  y[i] = t1;  y[i + 64] = t2
         """

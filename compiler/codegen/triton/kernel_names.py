@@ -1,4 +1,4 @@
-"""Names of generated functions: what is computed, and a hash of the text; and comments that say for whom.
+"""Names of generated functions, from operations and a hash of the text; and comments that name the source lines.
 
 fold of welford, then (x - mean) * rsqrt(...)      welford_rsqrt_sub_mul_3fa9c1d2
                                                    # layer_norm_3: modeling_bert.py:312, x = self.norm(x)
@@ -55,7 +55,7 @@ def _terms(kernel: Kernel) -> Iterator[str]:
 
 
 def _term(name: str) -> str:
-    """An operation or reduction as a part of a name: without what it rounds to, or which word of random bits it is."""
+    """An operation or reduction as a part of a name: without its dtype or its number of a word."""
     bare = re.sub(r"(_b?float16|_states|\d+)$", "", name)
     return _TERMS.get(bare, bare)
 

@@ -120,7 +120,7 @@ def _numbers(launch: Launch) -> list[Any]:
 
 
 def _reach(numbers: Sequence[Any], sizes: Sequence[Size]) -> Any:
-    """What no index and no size exceeds, by sizes alone; None where all indices are known to be small.
+    """A bound of all indices and sizes, computed from sizes alone; None where all indices are known to be small.
 
     Of bounds whose terms are none of them negative, the largest of each term, added: there may be hundreds of indices.
     """

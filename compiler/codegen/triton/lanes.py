@@ -102,7 +102,7 @@ def elements_of(lanes: Lanes, body: Sequence[Statement], bytes_of: Mapping[str, 
 
     Args:
         lanes: where lanes are.
-        body: what is done for each element.
+        body: the statements for each element.
         bytes_of: the bytes per element of each buffer in memory, by name.
         few: the elements of the launch, if they may be too few for the GPU.
     """

@@ -104,7 +104,7 @@ def _module() -> Any:
 
 
 def _call(function: Function, device: int, convention: Convention, otherwise: Any, *args: Any) -> None:
-    """What the extension module does."""
+    """Launch a function, in Python: the same steps as in the extension module."""
     if len(args) != convention.count:
         raise TypeError(f"{function.name} takes {convention.count} arguments, not {len(args)}")
     programs = args[-1] if convention.programs < 0 else convention.programs

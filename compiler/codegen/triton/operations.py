@@ -38,7 +38,7 @@ def conversion_text(text: str, source: torch.dtype, to: torch.dtype, bits: bool 
     if to == torch.bool:
         return f"({text} != 0)"
     if source.is_floating_point and to in (torch.uint8, torch.int8, torch.int16):
-        # Through a wider integer, as eager goes: what does not fit wraps.
+        # Through a wider integer, as in eager: numbers that do not fit wrap.
         text = f"{text}.to(tl.int64)" if to == torch.uint8 else f"{text}.to(tl.int32)"
     return f"{text}.to({type_name(to)})"
 

@@ -82,7 +82,7 @@ def launches(
         body: the body of the kernel.
         bytes_of: the bytes per element of each buffer in memory, by name; 4 if it is not known.
         processors: the multiprocessors of the GPU.
-        examples: what sizes are likely to be, by name; they only decide how large blocks are.
+        examples: likely sizes, by name; they only decide how large blocks are.
     """
     memory = Memory(bytes_of or {}, processors)
     likely = on_examples(body, examples) if examples else tuple(body)
@@ -195,7 +195,7 @@ def _near_by_index(offset: Any, var: Var, innermost: Var) -> bool:
 def _rows_at_once(
     loops: tuple[Var, ...], inner: Sequence[tuple[Var, ...]], body: tuple[Statement, ...], block: int
 ) -> int:
-    """Rows of a block; more where rows next to each other share what memory moves together (see above)."""
+    """Rows of a block; more where neighboring rows share sectors of memory (see above)."""
     offsets = [access.offset for access in accesses(body) if not access.stored]
     across = any(_near_by_index(x, loops[-1], leaf[-1]) for leaf in inner if loops and leaf for x in offsets)
     return max(1, POINTWISE // block, min(_LANES, _GATHERED // block) if across else 0)
@@ -299,7 +299,7 @@ def _compares_pairs(
 def _pairing(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, memory: Memory) -> Launch:
     """Tiles in which the elements of rows and those of columns are loaded once, and compared each with each.
 
-    The lanes of a warp have a column each, and go through rows: they share what rows need, and come together once, at
+    The lanes of a warp have a column each, and go through rows: they share the values of rows, and combine once, at
     the end. Lanes that had a row each, and went through columns, would need a column for each pair.
     """
     outer, around = loops[:-1], extent_of(loops[:-1])

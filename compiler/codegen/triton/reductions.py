@@ -70,7 +70,7 @@ def added(
     """One line that folds one more element into a state.
 
     Args:
-        reduction: what folds.
+        reduction: the reduction that combines the elements.
         state: its components, as names; counts are not touched: they are `counted` in the end.
         element: its first components, `components_added` of them; those of nothing in lanes that have none.
         share: one over the number of elements with this one, the same in all lanes.

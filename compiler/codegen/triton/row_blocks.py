@@ -1,11 +1,11 @@
-"""Blocks of folds of rows: memory is contiguous along what is folded.
+"""Blocks of folds of rows: memory is contiguous along the loops of the fold.
 
 for i < 4096 parallel: fold (for j < 768: update with x[768*i + j])      a program has all of a row, or steps through it
 
     many short rows     several in a program: starting one takes as long as a row of 256
     rows of 49          one warp for several: no lane accesses several neighbors, so that two warps would share each row
     whole long rows     few warps, whose lanes have many elements: warps join their results through memory
-    very long rows      few elements for each lane at a time: registers hold what is joined, not what waits
+    very long rows      few elements for each lane at a time: registers hold combined elements, not waiting ones
 
 Measured on an H100 (`benchmarks/gpu_blocks.py`): sums of 65,536 rows of 256 in 16 bits 11.1 -> 6.0 us, softmax of rows
 of 49 32.8 -> 18.3, cross entropy of 256 rows of 30,522 16.5 -> 7.8.
@@ -75,7 +75,7 @@ def held(rows: Rows, loads: int, scan: bool, moments: bool) -> int:
     """Elements of a row that registers hold: all, if they are few enough for their number of loads, or those of a step.
 
     Args:
-        rows: what is folded.
+        rows: the loops of the fold.
         loads: how many values are loaded for each element.
         scan: whether results follow each other within a row.
         moments: whether moments are folded.
@@ -107,7 +107,7 @@ def special_rows(rows: Rows, block: int, body: Sequence[Statement], memory: Memo
     """Rows, columns and warps for rows that are very long, or that no lane accesses in wide pieces; nothing of others.
 
     Args:
-        rows: what is folded.
+        rows: the loops of the fold.
         block: columns of other blocks.
         body: of a program.
         memory: of the GPU.

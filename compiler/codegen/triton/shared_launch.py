@@ -58,7 +58,7 @@ class _Part:
     programs: int
 
     def pointer(self, param: str, names: Mapping[str, str]) -> str:
-        """The text of what it hands over for a param of the computation."""
+        """The text of the argument for a param of the computation."""
         k = int(param[1:])
         name = names[self.buffers[k]]
         return f"{name} + {self.starts[k]}" if self.starts[k] else name
@@ -66,7 +66,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Computation:
-    """What several parts compute: a function of the number of the program, pointers and the number of iterations.
+    """The computation of several parts: a function of the program's number, pointers and the number of iterations.
 
     Args:
         text: of the function, with params `p0`, `p1`, ...
@@ -115,7 +115,7 @@ def shared_launches(kernel: Kernel) -> list[LaunchText]:
 
 
 def _computation(name: str, number: int, found: Sequence[tuple[Kernel, int | None]]) -> _Computation | None:
-    """What these parts, equal but for names and iterations, compute; None where each needs launches of its own."""
+    """The computation of parts that differ in names and iterations only; None where each needs its own launches."""
     first, counts = found[0][0], [count for _, count in found]
     counted = len(set(counts)) > 1
     # Programs are to be enough for all parts together; where one program has all of a loop, it is the longest.
@@ -247,7 +247,7 @@ def _choose(out: TritonWriter, starts: Sequence[int], write: Callable[[int], Non
 
 
 def _call(out: TritonWriter, name: str, c: _Computation, first: int, names: Mapping[str, str]) -> None:
-    """Write the choice of a part and the call of what it computes."""
+    """Write the choice of a part and the call of its computation."""
     starts = _starts(first, [part.programs for part in c.parts])
     given = [
         {"first": f"{start}"} | {p: part.pointer(p, names) for p in c.text.params}

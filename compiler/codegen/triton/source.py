@@ -1,4 +1,4 @@
-"""The source of a kernel's launches: what it uses of the library, then one function a launch.
+"""The source of a kernel's launches: the library functions that it calls, then one function for each launch.
 
 The file stands alone: it needs Triton, and nothing of regraft.
 """
@@ -42,7 +42,7 @@ def kernel_source(kernel: Kernel, plans: Sequence[Launch] | None = None) -> Kern
     """A kernel's source.
 
     Args:
-        kernel: what to write.
+        kernel: the kernel to write.
         plans: its launches, each as it is or one of its `candidates`; None: as `launches` has them.
 
     Raises:
@@ -62,7 +62,7 @@ def kernel_source(kernel: Kernel, plans: Sequence[Launch] | None = None) -> Kern
 
 
 def module_text(functions: list[str]) -> str:
-    """A module of generated functions with what they use of the library."""
+    """A module of generated functions with the library functions that they call."""
     body = [*_used("\n".join(functions)), *functions]
     head = _HEAD + (_ORDER if any("gdc_" in part for part in body) else "")
     return "\n\n".join([head, *body])

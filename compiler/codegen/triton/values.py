@@ -1,7 +1,8 @@
 """Values as Triton expressions over the lanes of a tile.
 
-A tile has rows and columns. What is the same for all lanes is a scalar or a block of one element, what differs from
-row to row has shape [ROWS, 1], and so on: operations broadcast. Lanes that lie outside of the loops load nothing.
+A tile has rows and columns. A value that is the same for all lanes is a scalar or a block of one element, a value that
+differs from row to row has shape [ROWS, 1], and so on: operations broadcast. Lanes
+outside of the loops load nothing.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class UnservedError(Exception):
 
 
 class Values:
-    """Writes values and indices; what is computed once keeps its name."""
+    """Writes values and indices; a value that is computed once keeps its name."""
 
     def __init__(self, writer: TritonWriter, names: Names, dependence: Dependence, index_type: str) -> None:
         self.writer, self.names, self.dependence, self.index_type = writer, names, dependence, index_type
@@ -104,7 +105,7 @@ class Values:
         self.columns: Axis | None = None
         self.guards: tuple[tuple[str, Sources], ...] = ()
         self.touched: dict[str, frozenset[Touch]] = {}  # by buffer that the kernel writes, since the last barrier
-        self.stored: frozenset[str] = frozenset()  # buffers that the kernel writes: loads may be what was stored
+        self.stored: frozenset[str] = frozenset()  # buffers that the kernel writes: a load may give a stored value
 
     # -- lanes ----------------------------------------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ class Values:
     # -- indices --------------------------------------------------------------------------------------------------
 
     def at(self, number: Any) -> str:
-        """An index as text; what it reads from memory is read and checked first."""
+        """An index as text; numbers that the index reads from memory are loaded and checked first."""
         self._prepare(number)
         return index_text(self._flattened(number), self._atom)
 
@@ -232,7 +233,7 @@ class Values:
         """Whether a value or an index is written as a block of the whole tile."""
         sources = self.dependence.of(what)
         if any(("buffer", name) in sources for name in self.stored):
-            return False  # what is at hand for a load may be the same for all lanes
+            return False  # the stored value that replaces a load may be the same for all lanes
         axes = [axis for axis in (self.rows, self.columns) if axis is not None and axis.length != "1"]
         return all(sources & axis.vars for axis in axes)
 
@@ -308,7 +309,7 @@ class Values:
         self.touched[buffer] = self.touched.get(buffer, frozenset()) | {touch}
 
     def perhaps(self, before: Mapping[str, frozenset[Touch]], iterations: Any) -> None:
-        """After a loop that may have had no iteration: what was touched `before` it may still be."""
+        """After a loop that may have had no iteration: buffers touched `before` the loop may still be in that state."""
         if isinstance(iterations, int):
             return
         for buffer, touches in before.items():
@@ -327,7 +328,7 @@ class Values:
         return f"{self.names.buffers[buffer]} + {at}"
 
     def kept(self, value: str, buffer: str) -> str:
-        """A value as a load of a buffer gives it after it was stored there: rounded to what memory holds."""
+        """A value as a load of a buffer gives it after a store: rounded to the dtype in memory."""
         held = self.names.dtypes[buffer]
         if held not in HALVES:
             return value

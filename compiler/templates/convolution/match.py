@@ -1,4 +1,4 @@
-"""Finds convolutions in a graph after autograd, and what is computed from each of their elements alone.
+"""Finds convolutions in a graph after autograd, and the pointwise operations on their results.
 
     %y = aten.convolution(%x, %w, None, [1, 1], [1, 1], ...)      images whose channels lie side by side
     %b = aten.add(%y, %bias);  %r = aten.relu(%b)                 pointwise: the kernel's epilogue

@@ -28,7 +28,7 @@ from .description import Convolution, boxes, splits
 from .triton_implicit_gemm import digit, where
 
 _STAGES = 2  # there is no pipeline: columns are loaded as they are needed
-_ELEMENTS = 8  # of a thread, of each neighbour: what one load of 16 bytes brings
+_ELEMENTS = 8  # of a thread, for each neighbour: one load of 16 bytes
 # Neighbours and warps, the best first (as measured on an H200).
 _WIDE = ((4, 4), (7, 4), (8, 4), (4, 8), (7, 2), (2, 4), (1, 4))
 _NARROW = ((2, 4), (2, 8), (4, 4), (7, 4), (1, 4))
@@ -93,7 +93,7 @@ def depthwise_triton(convolution: Depthwise, tile: DepthwiseTile, label: str = "
 
 
 def _grid(convolution: Depthwise, tile: DepthwiseTile) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What lanes enumerate: images, lines, groups of neighbours; and the box of them that a program has."""
+    """The dims that lanes enumerate: images, lines, groups of neighbours; and the box of them that a program has."""
     *outer, line = convolution.extents
     extents = (*outer, -(-line // tile.depth))
     return extents, _square(extents, tile.rows, tile.depth)
@@ -167,7 +167,7 @@ class _DepthwiseTriton(GemmTriton):
             self._one_line()
 
     def _one_line(self) -> None:
-        """What one line of the window adds."""
+        """Add the products of one line of the window."""
         c, line = self._c, self._c.sides[-1]
         conditions, moved, weight = ["in_box"], "0", "0"
         for dim, side in enumerate(c.sides[:-1], 1):

@@ -1,11 +1,11 @@
-"""The pass on GPUs: convolutions with what is computed from their results become calls of generated kernels.
+"""The pass on GPUs: convolutions with the operations that read their results become calls of generated kernels.
 
 %convolution = ...; %add = ...; %relu = ...   ->   convolution_add_relu_3f2a_128x64x64_4w4s_tma(%x, %weight, %bias)
 
 cuDNN multiplies as fast as a GPU can, and a kernel follows it that reads and writes the image once more. A kernel of
 our own pays where that pass counts: in early layers, whose images are large. That is estimated first; where all layers
 of a kind may save 50 microseconds, it is measured as products are (see `gemm.triton_fuse`). Images of few channels, and
-convolutions of single ones, cuDNN computes at a fraction of what memory allows, and groups it computes one after the
+convolutions of single ones, cuDNN computes at a fraction of the speed of memory, and groups it computes one after the
 other: these are asked about without an epilogue, and in training, too.
 """
 
@@ -37,15 +37,15 @@ RULE, FAMILY = "convolution-template", "convolution-kernel"
 _SMALL = 1 << 27  # multiplications that take no longer than a launch
 _SLOW = 32  # multiplications of many channels that take as long as one of few
 _KERNELS = 6  # compiled for a graph by default: each takes a second
-_WORTH = 0.18  # of the library's time at its best: what an epilogue must save to be asked about
-_NOTABLE = 85_000  # cycles, 50 microseconds: what all layers of a kind must save
-# What is saved for each element of the result, in passes over it: an epilogue, or what the library loses otherwise.
+_WORTH = 0.18  # of the library's best time: an epilogue is measured if it saves more
+_NOTABLE = 85_000  # cycles, 50 microseconds, that all layers of a kind must save together
+# Passes over the result that a kernel saves: those of an epilogue, or of slow cases of the library.
 _EPILOGUE, _SINGLE, _GROUP, _FEW = 2, 3, 4, 8
 _ALONE = 1 << 24  # elements that are moved while a library computes one group after another: 10 us for each
 
 
 class ConvolutionPass(ProductPass):
-    """What differs from products; of a training graph only what is `thorough` is asked about."""
+    """The differences from products; in training graphs, only `thorough` compilations measure convolutions."""
 
     rule, family = RULE, FAMILY
     kinds = _KERNELS
@@ -59,7 +59,7 @@ class ConvolutionPass(ProductPass):
         return match_convolution(node)
 
     def found(self, plain: FoundProduct | Reason | None, node: fx.Node) -> Iterator[FoundProduct]:  # noqa: ARG002
-        """What a kernel could compute: operands are read as they are."""
+        """The convolution that a kernel could compute: operands are read as they are."""
         if isinstance(plain, FoundProduct):
             yield plain
 

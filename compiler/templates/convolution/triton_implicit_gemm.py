@@ -6,7 +6,7 @@
         out = f(acc)
 
 Two ways to read images. By pointers, one a pixel: any stride, lanes whose window looks outside load zeros. By
-descriptors: a tile is a box of pixels, and so is what it looks at, moved; the unit that copies boxes fills in zeros.
+descriptors: a tile is a box of pixels, and reads a moved box of pixels; the unit that copies boxes fills in zeros.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class _ConvolutionTriton(GemmTriton):
 
 
 def where(*masks: str | None) -> str:
-    """The arguments of a load of what lies inside, zeros elsewhere."""
+    """The arguments of a load of the elements inside, with zeros elsewhere."""
     found = [mask for mask in masks if mask is not None]
     return f", mask={' & '.join(found)}, other=0.0" if found else ""
 

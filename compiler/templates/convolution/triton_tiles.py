@@ -1,4 +1,4 @@
-"""Tiles of the convolution kernel: which are legal, and which are worth measuring; what an epilogue saves."""
+"""Tiles of the convolution kernel: which are legal, which are worth measuring; the time that an epilogue saves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WIDE = 128  # rows and columns of tiles that read little for each multiplicatio
 _NARROW = 1.3  # how much longer tiles take that read as much for fewer multiplications
 _FEWEST_BYTES = 4  # that the GPU copies to shared memory beside multiplications
 _LANES_AT_ONCE = 128 * 64
-_FEWEST_COLUMNS = 64  # of boxes: the rows of what the tensor cores of Hopper multiply
+_FEWEST_COLUMNS = 64  # of boxes: the rows of a matrix that the tensor cores of Hopper multiply
 
 
 def convolution_tiles(convolution: Convolution, gpu: Gpu, count: int) -> list[GemmTile]:
@@ -54,7 +54,7 @@ def estimate(convolution: Convolution, tile: GemmTile, gpu: Gpu) -> float:
 
 
 def _efficiency(convolution: Convolution, tile: GemmTile, gpu: Gpu) -> float:
-    """What part of the rate of tensor cores a tile reaches."""
+    """The share of the rate of tensor cores that a tile reaches."""
     area = tile.rows * tile.columns
     if convolution.merged and convolution.channels * convolution.dtype.itemsize % _FEWEST_BYTES:
         # Single elements are loaded, which more programs hide better.
@@ -88,5 +88,5 @@ def convolution_fits(convolution: Convolution, tile: GemmTile, gpu: Gpu) -> bool
 
 
 def step_depth(convolution: Convolution) -> int:
-    """The depth of steps that are filled best by what is summed over at each place of the window: 64, 32 or 16."""
+    """The depth of steps that the channels at a place of the window fill best: 64, 32 or 16."""
     return min((64, 32, 16), key=lambda depth: (-(-convolution.run // depth) * depth, -depth))

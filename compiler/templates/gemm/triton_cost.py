@@ -1,6 +1,6 @@
 """Estimates of the time of a product with a tile, and of a library call, in cycles of one multiprocessor.
 
-waves of programs  *  (multiplications of those that share a multiprocessor  +  what nothing overlaps)
+waves of programs  *  (multiplications of those that share a multiprocessor  +  latency that nothing overlaps)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RATES = {
     64 * 128: 0.58,
     0: 0.42,
 }  # share of the tensor cores' rate, by number of elements of a tile
-# What is left of that: of fewer than `_WIDE_ROWS`; where warps compute addresses; where these find no registers.
+# Factors of that rate: for fewer than `_WIDE_ROWS`; where warps compute addresses; where these find no registers.
 _NARROW_RATE, _ADDRESSES_RATE, _CROWDED_RATE = 0.5, 0.85, 0.9
 
 
@@ -61,7 +61,7 @@ def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
 
 
 def estimate_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> float:
-    """The same for a tile without tensor cores: bytes that are being loaded, against the latency of memory."""
+    """Approximate cycles of a tile without tensor cores: bytes that are being loaded, against the latency of memory."""
     programs, rows = tile.count(product) * tile.splits, product.row.extent
     held = tile.depth * tile.columns / (32 * tile.warps)  # elements of one thread
     registers = 32 + held * (rows + min(tile.stages, 2) * product.dtype.itemsize / 4)

@@ -1,4 +1,4 @@
-"""Tiles of the Triton product kernel: what there is to choose, and which are legal for a product on a GPU."""
+"""Tiles of the Triton product kernel: the parameters to choose, and the tiles that are legal for a product on a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GemmTile:
         warps: of a program; `stages`: steps whose operands are on their way at a time (by lanes: the first that many).
         descriptors: programs stay, take one tile after the other, and have the GPU's own unit copy operands (TMA).
         splits: into how many parts the depth is cut; they are summed by programs of their own, then added up.
-        cores: of few rows: tensor cores multiply what each lane holds (see `gemm.triton_cores`).
+        cores: for few rows: tensor cores multiply the elements that each lane holds (see `gemm.triton_cores`).
     """
 
     rows: int
@@ -90,7 +90,7 @@ def fits(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
 
 
 def _fits_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
-    """The same for a tile without tensor cores: one for all rows, and its numbers in registers."""
+    """Whether a tile without tensor cores is legal: one for all rows, and its numbers in registers."""
     rows = product.row.extent
     if not rows <= tile.rows < max(2 * rows, 2) or rows > LANES_ROWS or tile.descriptors or tile.columns < 1:
         return False
@@ -121,7 +121,7 @@ def shared_bytes(product: Product, tile: GemmTile) -> int:
 
 
 def read_bytes(x: Matrix, prologue: Prologue | None) -> int:
-    """Bytes that are read for an element of an operand; what has few elements is not seen."""
+    """Bytes that are read for an element of an operand; buffers of few elements are not counted."""
     if prologue is None:
         return x.buffer.dtype.itemsize
     size = math.prod(x.buffer.sizes)
@@ -129,7 +129,7 @@ def read_bytes(x: Matrix, prologue: Prologue | None) -> int:
 
 
 def _float8(product: Product) -> int:
-    """From which GPU on there are conversions from what a product reads."""
+    """The first compute capability that converts from the dtypes that a product reads; 0 for any."""
     return 89 if any(buffer.dtype in FLOAT8 for buffer in product.reads) else 0
 
 

@@ -4,7 +4,7 @@
     %first = attention_queries_81c0(%q, %k, %v, %bias, %out, %grad_out, %statistics)    delta, dq, ds
     %then  = attention_keys_77e1(%q, %k, %v, %bias, %grad_out, %delta)                  dk, dv
 
-What the forward keeps is q, k, v, what `f` reads, the result, and two numbers a row.
+The forward keeps q, k, v, the operands of `f`, the result, and two numbers a row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FORWARD_PRODUCTS, _QUERIES_PRODUCTS, _KEYS_PRODUCTS = 2, 3, 4
 
 @dataclass(frozen=True)
 class TrainingKernels:
-    """The kernels of an attention's forward and backward, as one program of what they read.
+    """The kernels of an attention's forward and backward, as one program of their operands.
 
     Args:
         forward: gives the result and the statistics.
@@ -62,7 +62,7 @@ class TrainingKernels:
         return self.forward, self.queries, self.keys
 
     def __call__(self, gradient: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """The result and the gradients, given that of the result and what the forward reads (and more, ignored)."""
+        """The result and the gradients, given the gradient of the result and the operands (and more, ignored)."""
         reads = tensors[: len(self.forward.inputs)]
         out, statistics = self.forward(*reads)
         delta, *by_queries = self.queries(*reads, out, gradient, statistics)
@@ -78,7 +78,7 @@ def training_kernels(pair: Pair, attention: Attention, tiles: tuple[Tile, Tile],
     """The kernels of a pair.
 
     Args:
-        pair: what they replace.
+        pair: the attention and backward that they replace.
         attention: its attention, buffers perhaps in other strides.
         tiles: of the forward, and of the backward.
         device: the index of the GPU.
@@ -112,7 +112,7 @@ def training_kernels(pair: Pair, attention: Attention, tiles: tuple[Tile, Tile],
 
 
 def _written_first(results: Iterable[str]) -> list[str]:
-    """What the first of the backward's kernels writes beside row sums, in its order."""
+    """The gradients that the backward's first kernel writes beside row sums, in its order."""
     return ["q", *(name for name in ("scores", "sinks") if name in results)]
 
 
@@ -147,7 +147,7 @@ class PairReplacer:
         self._copies = Copies()
 
     def replace(self, pair: Pair, kernels: TrainingKernels) -> dict[fx.Node, fx.Node]:
-        """Call the kernels instead of a pair's nodes; gives what stands for what was replaced."""
+        """Call the kernels instead of a pair's nodes; gives the new node for each of their results."""
         found = pair.found
         layouts = zip(found.inputs, kernels.forward.inputs, strict=False)
         reads = [self._copies.of(x, layout.strides) for x, layout in layouts]

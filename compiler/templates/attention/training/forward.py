@@ -2,7 +2,7 @@
 
     joint graph:  %out = f(%x); %grad = g(%tangent, %x)      ->      %out = f(%x)      as if nobody asked for gradients
 
-There the backward reads nothing, so that what is found in inference graphs is found here too.
+There the backward reads nothing, so that attentions found in inference graphs are found here too.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Forward:
                 yield self._originals[copy], self._placed(found), frozenset(map(self._original, kept))
 
     def close(self) -> None:
-        """Take away what was drawn for nobody."""
+        """Erase random draws that nobody reads."""
         erase_dead(self._joint, self._masks.values(), lambda node: node.op != "placeholder")
 
     def _matched(self, node: fx.Node) -> Found | Reason | None:
@@ -76,7 +76,7 @@ class Forward:
         return found if isinstance(found, Found) or beside_product(node) else None
 
     def _placed(self, found: Found | Reason) -> Found | Reason:
-        """What was found, in terms of the joint graph."""
+        """The attention that was found, in terms of the joint graph."""
         if isinstance(found, Reason):
             return replace(found, nodes=tuple(self._original(node) for node in found.nodes))
         nodes = tuple(map(self._original, found.nodes))

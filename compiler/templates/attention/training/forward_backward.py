@@ -1,4 +1,4 @@
-"""An attention of a joint graph with its backward: what kernels replace, and what must stay as it is.
+"""An attention of a joint graph with its backward: the nodes that kernels replace, and those that must stay.
 
 %out = ...                                    the forward's result
 %dv, %dq, %dk, %ds = ...                      gradients, each a matrix for every lead iteration, wherever it lies
@@ -124,17 +124,17 @@ def check_order(gradient: fx.Node, results: Iterable[fx.Node]) -> None:
 
 
 def dying(graph: fx.Graph, replaced: Iterable[fx.Node], read: Iterable[fx.Node]) -> dict[fx.Node, None]:
-    """What nobody reads any more once other nodes stand for `replaced`, these included; last first.
+    """The nodes that nobody reads once other nodes stand for `replaced`, `replaced` included; last first.
 
     Args:
         graph: all nodes.
-        replaced: what goes in any case.
-        read: what stays in any case.
+        replaced: the nodes that go in any case.
+        read: the nodes that stay in any case.
     """
     replaced, read = set(replaced), set(read)
     dead: dict[fx.Node, None] = {}
     for node in reversed(graph.nodes):
-        # What nobody has read so far stays: it may be meant for an attention that follows.
+        # Nodes that had no reader before stay: they may be meant for an attention that follows.
         unread = node not in read and _may_go(node) and node.users and all(user in dead for user in node.users)
         if node in replaced or unread:
             dead[node] = None
@@ -146,7 +146,7 @@ def _may_go(node: fx.Node) -> bool:
         return False
     if not isinstance(node.target, OpOverload):
         return node.target is operator.getitem
-    # Attentions that draw numbers go, too: what stands for them draws its own.
+    # Attentions that draw numbers go, too: the calls in their place draw their own.
     return not is_mutable(node.target) and node.target.namespace in ("aten", "prims", "regraft")
 
 

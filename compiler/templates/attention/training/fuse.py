@@ -3,8 +3,8 @@
     %bmm; tanh; %_softmax; %bmm_1                           ->   attention_3f2a(%q, %k, %v): result, statistics
     %bmm_2, ..., %_softmax_backward_data, ..., %bmm_5       ->   attention_queries_81c0(...), attention_keys_77e1(...)
 
-Done before the graph is split: the forward keeps what the kernels read, not the scores. Both halves are asked about as
-one. Plain and causal attentions are left to libraries, unless time does not matter.
+Done before the graph is split: the forward keeps the operands of the kernels, not the scores. Forward and backward are
+measured as one. Plain and causal attentions are left to libraries, unless time does not matter.
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ class _Fusion:
 
 
 def _original(pair: Pair, shared: frozenset[fx.Node]) -> tuple[list[fx.Node], tuple[fx.Node, ...], list[fx.Node]]:
-    """What the original reads: first what the kernels do, the gradient before all; and the nodes that it has.
+    """The nodes that the original reads, first those that the kernels read, the gradient before all; and its own nodes.
 
-    Between them: what of that is computed on the way and read by others too, as a mask of all layers is. What depends
-    on the gradient is computed in any case: a cast of the scores' gradient that a bias reads, too.
+    Between them: nodes computed on the way that others read too, as a mask of all layers. Nodes that depend on the
+    gradient are computed in any case: a cast of the scores' gradient that a bias reads, too.
     """
     found, goes = pair.found, set(pair.nodes)
     inside, follows = goes.union(found.nodes), _readers(pair.gradient)
@@ -187,7 +187,7 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def _arranged(pair: Pair, kept: tuple[fx.Node, ...]) -> Callable[[Sequence[Any]], None] | None:
-    """Computes what is kept on the way from what the kernels read."""
+    """Computes the values that are kept on the way from the operands of the kernels."""
     if not kept:
         return None
     arrange, count = arranged(pair.found, kept), len(pair.found.inputs) + len(kept)

@@ -83,7 +83,7 @@ def _moved(node: fx.Node, groups: list[_Group]) -> list[_Group] | None:
 
 
 def _regrouped(variables: list[Var], sizes: list[int]) -> list[_Group] | None:
-    """The same variables, in dims of other sizes."""
+    """The variables, in dims of other sizes."""
     groups, rest = [], list(variables)
     for size in sizes:
         group: list[Var] = []

@@ -1,4 +1,4 @@
-"""Finds the backward of an attention that is spelled out, by what the forward's softmax and products are read by.
+"""Finds the backward of an attention that is spelled out, by the readers of the forward's softmax and products.
 
     %dv = bmm(%w^T, %grad)                        w: the weights that are multiplied with v
     %dp = bmm(%grad, %v^T);   %dm = %dp * keep / 0.9
@@ -6,8 +6,8 @@
     ...                                           pointwise: ds * f'(s)                                ->  %dx
     %dq = bmm(%dx, %k);   %dk = bmm(%dx^T, %q)    or transposed
 
-Everything is compared as formulas of the loops' variables, through views, copies and casts; what is found there
-computes what the kernels do, whoever wrote it.
+Everything is compared as formulas of the loops' variables, through views, copies and casts; a match
+computes the same values as the kernels, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Matcher:
             raise RefusedError("products", f"the attention has {len(products)} matrix products, not 2", self._softmax)
         self._first, self._second = products
         self._left, self._right = operands(self._first)
-        # Masks that the kernels compute: what the backward reads of them is the same formula.
+        # Masks that the kernels compute: the masks that the backward reads have the same formula.
         own = (self._first, self._softmax, self._second)
         self._beside = {node for node in found.nodes if node not in own and self._is_pointwise(node)}
         self._heads = heads_of(self._a)
@@ -141,7 +141,7 @@ class _Matcher:
         return node is other
 
     def _weights_gradient(self, ds: fx.Node) -> fx.Node:
-        """The product that gives the gradient of the weights: what drops them lies between it and `ds`."""
+        """The product that gives the gradient of the weights: their dropout lies between the product and `ds`."""
         top = without_sink(ds.args[0], self._a)
         above, product = [top], None
         for node in above:
@@ -171,7 +171,7 @@ class _Matcher:
         return node in self._backward and (is_move(node) or packet(node) in (*CASTS, *DROPPING))
 
     def _above(self, dp: fx.Node) -> fx.Node:
-        """The gradient of the second product's result: what is multiplied with v transposed."""
+        """The gradient of the second product's result: the operand that is multiplied with v transposed."""
         v = self._place(self._second.args[1], self._key, self._width)
         if v is None or self._place(dp.args[1], self._width, self._key) != v:
             raise RefusedError("weights-gradient", f"{dp.name} does not multiply with v", dp)
@@ -220,7 +220,7 @@ class _Matcher:
     def _product_gradient(
         self, product: fx.Node, ds: fx.Node, chain: set[fx.Node]
     ) -> tuple[str, tuple[Var, Var]] | None:
-        """Which gradient a product is, and what its rows and columns are."""
+        """Which gradient a product is, and the meaning of its rows and columns."""
         a, b = product.args[:2]
         row, key, depth = self._row, self._key, self._depth
         q, k = self._place(self._left, row, depth), self._place(self._right, depth, key)
@@ -246,7 +246,7 @@ class _Matcher:
             raise RefusedError("no-derivative", str(error), self._softmax) from error
 
     def _chain_value(self, node: Any, rows: Var, columns: Var, ds: fx.Node, chain: set[fx.Node]) -> Value | None:
-        """An operand in terms of the gradient of `f`'s values and what `f` reads; None where these are elsewhere."""
+        """An operand in terms of the gradient of `f`'s values and `f`'s operands; None where these are elsewhere."""
         scores = set(filter(self._is_pointwise, self._below([self._first], self._is_pointwise)))
         inside = {*(chain - {ds}), *computed(self._first), *scores}
         formulas = Formulas(inside, maybe=self._beside, shiftable=shiftable(self._softmax.args[0]))
@@ -254,7 +254,7 @@ class _Matcher:
         wanted = (*self._heads, at(self._row), at(self._key))
         raw = self._flat(self._first, self._row, self._key)
         elsewhere = []
-        # Beside a sink's, it is a slice of what the softmax's backward gives, which is read through.
+        # Beside a sink's, the gradient is a slice of the result of the softmax's backward; the slice is read through.
         names = {ds.name, ds.args[0].name} if is_move(ds) else {ds.name}  # type: ignore[union-attr]
 
         def same(load: Load) -> Load | None:
@@ -316,7 +316,7 @@ class _Matcher:
         return self._is_passing(node) or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
     def _below(self, start: Iterable[fx.Node], passes: Any) -> Sequence[fx.Node]:
-        """What reads the nodes, directly or by nodes that `passes` says are passed; those are among them."""
+        """The readers of the nodes, directly or through nodes that `passes` accepts; these are among the readers."""
         return list(self._reached(start, passes))
 
     def _reached(self, start: Iterable[fx.Node], passes: Any) -> Iterator[fx.Node]:

@@ -88,7 +88,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _readers(call: fx.Node) -> dict[fx.Node, None]:
-    """What reads the results of a call, by other names too."""
+    """The nodes that read the results of a call, by other names too."""
     found, queue = dict[fx.Node, None](), [call]
     for node in queue:
         for user in node.users:
