@@ -205,9 +205,16 @@ def _binary(value: Op) -> Value:
     for constant in (left, right):
         if _is(constant, laws.absorbing) and constant.dtype == value.dtype:
             return constant
+    if value.name in _RESTS and _leaves_nothing(right, value.dtype):
+        return Const(0, value.dtype)
     if value.name in ("div", *_RESTS) and _is_power_of_two(right) and value.dtype.is_floating_point:
         return _scaled(value) if value.name == "div" else _rest(value)
     return value
+
+
+def _leaves_nothing(divisor: Value, dtype: torch.dtype) -> bool:
+    """Whether every integer is a multiple of a divisor: ``i % 1``, the index along a dim of one element."""
+    return isinstance(divisor, Const) and not dtype.is_floating_point and divisor.number in (1, -1)
 
 
 def _is_power_of_two(value: Value) -> bool:

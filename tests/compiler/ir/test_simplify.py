@@ -117,6 +117,12 @@ def test_what_is_loaded_from_16_bits_is_rounded_already():
     assert simplify(op("round_bfloat16", X), {"x": torch.float16}) is not X
 
 
+@pytest.mark.parametrize("name", ["remainder", "fmod"])
+@pytest.mark.parametrize("by", [1, -1])
+def test_integers_leave_no_rest_of_one(name, by):
+    assert simplify(op(name, N, c(by, I64), dtype=I64)) == c(0, I64)
+
+
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("name", ["remainder", "fmod"])
 def test_rests_of_powers_of_two_keep_every_bit(name, dtype):
