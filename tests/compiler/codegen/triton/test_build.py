@@ -301,7 +301,7 @@ def test_a_pool_that_has_ended_starts_nothing(job):
     one = Pool(1)
     one.stop()
     (reply,) = one.results([one.submit(job)])
-    assert isinstance(reply, WorkerLostError) and "ends" in str(reply)
+    assert isinstance(reply, WorkerLostError) and "is exiting" in str(reply)
 
 
 def test_the_pool_of_a_process_is_one():
