@@ -1,16 +1,13 @@
 """The registry of `node.meta` keys: every key that is read or written has its entry, and every entry is in use."""
 
 import ast
+import functools
 from pathlib import Path
 
 from regraft.rewrites.meta import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
-TREES = {
-    file: ast.parse(file.read_text())
-    for room in ("rewrites", "patterns", "compiler")
-    for file in (ROOT / room).rglob("*.py")
-}
+FILES = [file for room in ("rewrites", "patterns", "compiler") for file in (ROOT / room).rglob("*.py")]
 TAKES_A_KEY = ("get", "pop", "setdefault")
 
 
@@ -46,15 +43,20 @@ def constants(tree):
                 yield name.id, value.value
 
 
+@functools.cache
 def used():
-    named = {name: value for tree in TREES.values() for name, value in constants(tree) if value in KEYS}
-    for file, tree in TREES.items():
+    """Keys and files; the trees themselves, which every collection of garbage would go through, are not kept."""
+    trees = {file: ast.parse(file.read_text()) for file in FILES}
+    named = {name: value for tree in trees.values() for name, value in constants(tree) if value in KEYS}
+    found = set()
+    for file, tree in trees.items():
         own = dict(constants(tree))
         for key in keys_in(tree):
             if isinstance(key, ast.Constant):
-                yield key.value, file
+                found.add((key.value, file))
             elif isinstance(key, ast.Name) and key.id.isupper() and (known := own.get(key.id) or named.get(key.id)):
-                yield known, file
+                found.add((known, file))
+    return found
 
 
 def test_every_key_is_registered():
@@ -62,7 +64,7 @@ def test_every_key_is_registered():
 
 
 def test_every_entry_is_in_use():
-    texts = "\n".join(file.read_text() for file in TREES if file.name != "meta.py")
+    texts = "\n".join(file.read_text() for file in FILES if file.name != "meta.py")
     assert not [key for key in KEYS if f'"{key}"' not in texts]
 
 
