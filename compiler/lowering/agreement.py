@@ -420,7 +420,9 @@ def _elements(name: str, given: dict[str, Any], made: Any) -> str | None:
     dtypes = {x.dtype for x in tensors if isinstance(x, torch.Tensor)}
     for argument, dtype in product(_ELEMENTS.get(name, ()), dtypes):
         value = given.get(argument)
-        if value is not None and not _is_element(value, dtype):
+        if value is None:  # the schema's default, which every dtype holds
+            continue
+        if not _is_element(value, dtype):
             return f"{value} may be no {dtype}"
         if name == _UNWRAPPED and not dtype.is_signed and not (isinstance(value, (int, float)) and value >= 0):
             return f"{value} may be negative"

@@ -98,6 +98,13 @@ def test_constant_pad(x, data, value):
     agree(lambda x: aten.constant_pad_nd(x, pad, value), x, exact=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64, torch.float16])
+def test_padding_by_the_default(dtype):
+    x = torch.ones(2, 3, dtype=dtype)
+    agree(lambda x: functional.pad(x, (1, 2)), x, exact=True)
+    agree(lambda x: aten.constant_pad_nd(x, []), x, exact=True)
+
+
 def rank_of(name):
     return int(name[-2])
 
