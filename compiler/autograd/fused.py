@@ -4,8 +4,8 @@
     z = silu(y)
     dy = silu_backward(dz, y)         backward reads x and y      ->       backward reads x, and computes y again
 
-torch's own lists are of the operators that are left once another compiler has written the others out. Here operators
-stay whole until they are lowered, so that those lists lack them: a value is kept for each reader that is not listed.
+torch's lists name the operators that remain after Inductor's decompositions. Here operators stay whole until they are
+lowered, and the lists lack many of them: the cut would keep each value that an unlisted operator reads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _REDUCTIONS = (
 
 
 def fused() -> Fused:
-    """The operators by what is known of them; those that this torch lacks are left out."""
+    """The operators of each kind that this version of torch has."""
     return Fused(_packets(_VIEWS), _packets(_AGAIN), _packets((*(f"{n}_backward" for n in _BACKWARD), *_REDUCTIONS)))
 
 

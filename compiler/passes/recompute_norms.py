@@ -33,14 +33,14 @@ _BATCH = (
     aten._native_batch_norm_legit.no_stats,
 )
 _GROUP, _LAYER, _RMS = aten.native_group_norm.default, aten.native_layer_norm.default, aten._fused_rms_norm.default
-_STEPS = 4  # operations between a norm and what the backward reads
+_STEPS = 4  # operations between a norm and a reader in the backward
 
 
 def recompute_norms(graph_module: fx.GraphModule) -> int:
     """Let the backward of a joint graph recompute the results of norms, in place; returns the number of norms.
 
-    Left alone are results of the graph, nodes that the user checkpoints, and results that a call reads which is not
-    pointwise.
+    Left alone are results of the graph, nodes that the user checkpoints, and results that an operation reads in
+    the backward which is not pointwise.
     """
     graph = graph_module.graph
     backward = backward_nodes(graph)
@@ -70,9 +70,9 @@ def recompute_norms(graph_module: fx.GraphModule) -> int:
 def _readers(
     value: fx.Node, needed: set[fx.Node], steps: tuple[fx.Node, ...] = ()
 ) -> list[tuple[fx.Node, tuple[fx.Node, ...]]] | None:
-    """What only the backward needs and reads a value, and the steps through which it does; None if the value is kept.
+    """Nodes of the backward that read a value, each with the steps between them; None if the value must be kept.
 
-    It is kept for a reader that is not pointwise. Steps are views, and operations of one operand:
+    A value must be kept for a reader that is not pointwise. Steps are views and pointwise operations of one operand:
 
         y = silu(batch_norm(x))        the forward needs y, and the backward of y * gate reads it
     """
@@ -98,7 +98,7 @@ def _is_pointwise(node: fx.Node) -> bool:
 
 
 def _followed(editor: Editor, value: fx.Node, steps: Sequence[fx.Node]) -> fx.Node:
-    """Steps from a value that was computed again."""
+    """Repeat steps, here from a value that was computed again; returns the last result."""
     for step in steps:
         operands = [value if isinstance(x, fx.Node) else x for x in step.args]
         with editor.at(step.next):
@@ -107,7 +107,7 @@ def _followed(editor: Editor, value: fx.Node, steps: Sequence[fx.Node]) -> fx.No
 
 
 def _needed_by_forward(graph: fx.Graph, backward: set[fx.Node]) -> set[fx.Node]:
-    """What the results of the forward are computed from, and the results; the output itself as well."""
+    """Nodes that the forward's results depend on, the results and the output node included."""
     waiting = [node for node in graph.output_node().all_input_nodes if node not in backward]
     found = {graph.output_node()}
     while waiting:

@@ -1,4 +1,4 @@
-"""Keeps the mask of a ReLU for the backward, not its result, where nothing else reads the result there.
+"""Keeps a ReLU's mask for the backward instead of its result, where the backward reads the result for nothing else.
 
     y = relu(x)                           forward keeps y, 2 or 4 bytes an element   ->   mask = y <= 0, 1 byte
     dx = threshold_backward(dy, y, 0)     ->     dx = where(mask, 0, dy)

@@ -338,10 +338,10 @@ class BodyWriter:
         self._lane_body(body, None, self._values.at(extent))
 
     def _fewest_lanes(self) -> int:
-        """Lanes of a row with which a block has an element for each thread, so that Triton loads each element once.
+        """The fewest lanes of a row that give each thread an element, so that Triton loads each element once.
 
-        What has fewer elements than threads Triton takes to be cheap. Where its result meets a longer block, it loads
-        and folds everything again in the layout of that block, all elements in each thread.
+        Triton assumes that loads of fewer elements than threads are cheap. Where the result of such a block meets a
+        longer block, Triton repeats the load and the fold in the longer block's layout: every thread does all of it.
         """
         return THREADS * self._blocks.warps // int(self._values.rows.length if self._values.rows else 1)
 

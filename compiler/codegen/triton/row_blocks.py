@@ -37,11 +37,8 @@ _TWICE = 2  # times the programs that keep a GPU busy, as many of one warp as th
 _SHORT = 16  # most elements of a row that a lane may go through alone
 _NEAR = 16  # rows beside each other that are looked at
 _WIDE = 16  # bytes that a lane accesses at once
-_LEAST_WHOLE, _MOST_WHOLE = (
-    4096,
-    8192,
-)  # elements of a whole row, padded, from which and up to which few warps have all of them
-_WHOLE_WARPS, _NARROW_WARPS = 8, 4  # those warps; those of rows of which one value of 16 bits is loaded
+_LEAST_WHOLE, _MOST_WHOLE = 4096, 8192  # padded lengths of whole rows that few warps hold
+_WHOLE_WARPS, _NARROW_WARPS = 8, 4  # warps of such a row; of one that loads a single 16-bit value an element
 _STEP, _WARPS = 512, 8  # elements that are folded at a time, and the warps that do; twice as many in few programs
 
 
