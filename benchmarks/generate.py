@@ -4,6 +4,7 @@
     python benchmarks/generate.py --models llama-1b --profile                   kernels by time, and why not
     python benchmarks/generate.py --device cpu --models llama-200m,gpt2 --dtype float32,bfloat16 --threads 1
     python benchmarks/generate.py --models llama-1b --weights int8              linear layers dequantized in PyTorch
+    python benchmarks/generate.py --models gemma2,phi3,gpt_neox                 any decoder of `transformers`, by type
 
 Models have random weights; a prompt fills the cache by eager, then every backend decodes the same tokens from a cache
 of its own. `roof` is the time to read all weights that a step needs and the used part of the cache once, at the speed
@@ -68,6 +69,10 @@ MODELS: dict[str, Any] = {
     "llama-tiny": llama(256, 2, 8, 2, 512, 1000),
     "gpt2-tiny": gpt2(128, 2, 4, 1000),
 }
+DECODER = {  # of a model that is named by its type: what most configurations call these sizes
+    "hidden_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4,
+    "intermediate_size": 8192, "vocab_size": 32000, "pad_token_id": None,
+}  # fmt: skip
 
 
 @dataclass
@@ -107,15 +112,13 @@ class Run:
 def model_of(setting: Setting) -> Any:
     """The model with random weights, on the device."""
     torch.manual_seed(0)
-    config = MODELS[setting.name](attn_implementation=setting.attention)
-    kinds = {
-        tf.LlamaConfig: tf.LlamaForCausalLM, tf.Qwen2Config: tf.Qwen2ForCausalLM, tf.GPT2Config: tf.GPT2LMHeadModel,
-        tf.MixtralConfig: tf.MixtralForCausalLM,
-    }  # fmt: skip
+    how = {"attn_implementation": setting.attention}
+    named = MODELS.get(setting.name)
+    config = named(**how) if named else tf.AutoConfig.for_model(setting.name, **DECODER, **how)
     with setting.device:
-        model = kinds[type(config)](config)
+        model = tf.AutoModelForCausalLM.from_config(config)
     model = model.to(setting.dtype).eval()
-    if isinstance(config, tf.MixtralConfig):
+    if is_of_experts(config):
         model.set_experts_implementation(setting.experts)
     if setting.bits:
         for parent in list(model.modules()):
@@ -123,6 +126,11 @@ def model_of(setting: Setting) -> Any:
                 if isinstance(layer, (torch.nn.Linear, tf.pytorch_utils.Conv1D)):
                     setattr(parent, name, FewBits(layer, setting.bits))
     return model
+
+
+def is_of_experts(config: Any) -> bool:
+    """Whether layers choose among experts."""
+    return any(getattr(config, key, None) for key in ("num_local_experts", "num_experts"))
 
 
 class FewBits(torch.nn.Module):
@@ -187,7 +195,7 @@ def started(name: str, setting: Setting, model: Any, prompt: torch.Tensor, token
     torch.compiler.reset()
     cache = filled(model, setting, prompt)
     backend = name.removesuffix("-max")
-    made = model if name == "eager" else torch.compile(model, backend=backend, mode=MODES.get(name), dynamic=False)
+    made = model if name == "eager" else torch.compile(model, backend=backend, mode=MODES.get(name))
     run = Run(name, made, cache)
     for number in range(3):  # compiled, recorded, replayed
         rewind(cache, setting.prompt)
@@ -307,7 +315,7 @@ def measured(setting: Setting, backends: list[str], limit: float, profile: int, 
 
 
 def main(  # noqa: PLR0913
-    models: Annotated[str, typer.Option(help=", ".join(MODELS))] = "llama-1b",
+    models: Annotated[str, typer.Option(help=", ".join(MODELS) + ", or a type of transformers")] = "llama-1b",
     attention: Annotated[str, typer.Option(help="sdpa, eager (written out)")] = "sdpa,eager",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32")] = "bfloat16",
     weights: Annotated[str, typer.Option(help="as the dtype has them, int8, int4")] = "",

@@ -50,6 +50,7 @@ from .passes.lines_as_images import lines_as_images
 from .passes.loss_in_blocks import loss_in_blocks
 from .passes.max_pool_offsets import save_max_pool_offsets
 from .passes.mm_out_dtype import use_mm_out_dtype
+from .passes.numbers_to_device import numbers_to_device
 from .passes.pad_conv_channels import pad_conv_channels
 from .passes.pad_counted_scatters import pad_counted_scatters
 from .passes.recompute_casts import recompute_casts
@@ -89,6 +90,7 @@ MEASURED = Condition("profit is not 'never'", lambda c: c.measured)
 CONVOLUTIONS = Condition("convolutions", lambda c: c.convolutions > 0)
 ON_CUDA = Condition("CUDA", lambda c: "cuda" in c.devices)
 NOT_ON_CUDA = Condition("CPU", lambda c: "cuda" not in c.devices)
+REPLAYED = Condition("triton.cudagraphs", lambda c: c.options.triton.cudagraphs)
 SEEDED = Condition("rng is not 'eager'", lambda c: c.options.rng != "eager")
 ATTENTION = Condition("kernels.attention is not 'library'", lambda c: c.options.kernels.attention != "library")
 PRODUCTS = Condition("kernels.products is not 'library'", lambda c: c.options.kernels.products != "library")
@@ -321,6 +323,7 @@ LOWERED = (
     _simple("constants_on_device", keep_constants_on_device, ON_CUDA),
     *_CONSTANTS,
     _simple("convert_on_device", convert_on_device, ON_CUDA),
+    _simple("numbers_to_device", numbers_to_device, ON_CUDA, REPLAYED),
     _simple("host_scalars", copy_host_scalars, ON_CUDA),
     _simple("loss_in_blocks", loss_in_blocks, INFERENCE, numerics=_DIFFER),
     _simple("cse", eliminate_common_subexpressions, INFERENCE),  # autograd's partition does this for joint graphs

@@ -5,12 +5,13 @@
     return y, m                                       together  (x, n)  ->  y of the device's, m of the host's
 
 The host's part runs at every call; random numbers and writes to inputs on the CPU keep their order. Symbolic sizes, and
-what is computed of them, belong to both parts.
+what is computed of them, belong to both parts, but a number on which nothing of the device's depends is the host's
+alone: a capture would hold for one value of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import fx
 
 from ....rewrites import compat
 from ....rewrites.graph import is_pure, op_name, val
-from ....rewrites.symbolic import SYMBOLIC
+from ....rewrites.symbolic import SYMBOLIC, symbols_of
 from ..calls import Boxed
 
 
@@ -85,15 +86,15 @@ def split_host(graph_module: fx.GraphModule) -> Split | None:
     results = graph_module.graph.output_node().args[0]
     if not isinstance(results, (list, tuple)):
         return None
-    from_host = tuple(isinstance(x, fx.Node) and x in on_host for x in results)
+    from_host = tuple(isinstance(x, fx.Node) and (x in on_host or x in sides.numbers) for x in results)
     own = [x for x, here in zip(results, from_host, strict=True) if here]
     rest = [x for x, here in zip(results, from_host, strict=True) if not here]
-    read = sides.read_by_host()
+    read, sizes = sides.computed_from([*on_host, *own]), sides.computed_from(_read_on_device(nodes, sides))
     host_nodes = [n for n in nodes if n in on_host or n in read]
-    device_nodes = [n for n in nodes if n not in on_host and n.op != "output"]
+    device_nodes = [n for n in nodes if n in sides.device or n in sizes]
     inputs = [node for node in nodes if node.op == "placeholder"]
     host_inputs = tuple(k for k, node in enumerate(inputs) if node in on_host or node in read)
-    device_inputs = tuple(k for k, node in enumerate(inputs) if node not in on_host)
+    device_inputs = tuple(k for k, node in enumerate(inputs) if node in sides.device or node in sizes)
     host = _part(graph_module, host_nodes, [], [*given, *own])
     device = _part(graph_module, device_nodes, given, rest)
     return Split(host, device, host_inputs, device_inputs, len(given), from_host)
@@ -107,16 +108,27 @@ class _Sides:
     device: set[fx.Node] = field(default_factory=set)
     numbers: set[fx.Node] = field(default_factory=set)
 
-    def read_by_host(self) -> set[fx.Node]:
-        """The numbers that the host's part needs."""
+    def computed_from(self, readers: Iterable[fx.Node]) -> set[fx.Node]:
+        """The numbers among some nodes, and those from which they are computed."""
         found: set[fx.Node] = set()
-        todo = [x for node in self.host for x in node.all_input_nodes]
+        todo = [x for node in readers for x in (node, *node.all_input_nodes)]
         while todo:
             node = todo.pop()
             if node in self.numbers and node not in found:
                 found.add(node)
                 todo.extend(node.all_input_nodes)
         return found
+
+
+def _read_on_device(nodes: Sequence[fx.Node], sides: _Sides) -> list[fx.Node]:
+    """What the device's part reads: its nodes, and inputs that are the sizes on which its tensors depend."""
+    symbols = {x for node in sides.device for n in _sizes(node) for x in symbols_of(n)}
+    return [n for n in nodes if n in sides.device or (n.op == "placeholder" and symbols & symbols_of(val(n)))]
+
+
+def _sizes(node: fx.Node) -> list[Any]:
+    """What the metadata of a node's tensors is written in; a number that it gives itself."""
+    return [val(node), *(n for x in _tensors(node) or () for n in (*x.shape, *x.stride(), x.storage_offset()))]
 
 
 def _sides(nodes: Sequence[fx.Node]) -> _Sides | None:

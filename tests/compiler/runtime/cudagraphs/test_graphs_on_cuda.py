@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from regraft.compiler.runtime.cudagraphs import graphs
+
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 N = 2048  # rows and columns: 16 MiB
@@ -117,3 +119,29 @@ def test_large_results_of_training_steps(holds):
             held.clear()
         del y, grads
     check(held)
+
+
+def seen(x, n):
+    """The last `n` columns, weighed by their places."""
+    places = torch.arange(N, device="cuda")
+    return torch.where(places >= N - n, x * (places + n), 0).sin(), n + 1
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_numbers_that_change(trains):
+    """One capture serves all values of a number that is no size, forward and backward."""
+    run = torch.compile(seen, backend="regraft", mode="reduce-overhead")
+    before, n = {id(x) for x in graphs._ALIVE}, 3
+    for _ in range(9):
+        x = matrix(8).requires_grad_(trains)
+        found, following = run(x, n)
+        wanted, _ = seen(x, n)
+        torch.testing.assert_close(found, wanted)
+        if trains:
+            given = matrix(8)
+            (mine,) = torch.autograd.grad(found, x, given)
+            torch.testing.assert_close(mine, torch.autograd.grad(wanted, x, given)[0])
+        assert following == n + 1
+        n = following
+    made = [len(g.captures) for x in graphs._ALIVE if id(x) not in before for g in x._graphs]
+    assert made and max(made) == 1 and min(made[-1 - trains :]) == 1

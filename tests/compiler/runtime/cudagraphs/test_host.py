@@ -137,7 +137,7 @@ def test_symbolic_sizes_belong_to_both_parts():
     assert copy_host_scalars(module) == 1
     parts = split_host(module)
     assert parts.host_inputs == (0, 2, 3) and parts.device_inputs == (0, 1)
-    assert parts.from_host == (False, False, False, True) and parts.given == 2
+    assert parts.from_host == (False, True, True, True) and parts.given == 2
     assert skip_reason(parts.device.graph, frozenset(), "statistical") is None
     run, whole = parts.joined(on_cpu(parts.host), on_cpu(parts.device)), on_cpu(module)
     for n in (3, 7):
