@@ -73,6 +73,7 @@ from .templates import (
     fuse_direct_convolutions,
     fuse_gemm,
     fuse_on_gpu,
+    gpu_passes,
 )
 from .templates.common.task import Task, task_of
 
@@ -388,7 +389,7 @@ def names_of_steps() -> list[str]:
     """The names of all passes and templates."""
     every = [one for listed in PIPELINE.values() for one in listed if not one.required]
     passes = {one.name for one in every} - {"gpu-templates"}
-    return sorted({*passes, "attention-template", "linear-template", "convolution-template"})
+    return sorted({*passes, *(template.rule for template in gpu_passes.TEMPLATES)})
 
 
 def refuse_unknown(names: Iterable[str], rules: Iterable[Rule]) -> None:

@@ -11,27 +11,32 @@ import torch
 from support.triton_kernels import compiles, run_interpreted
 
 import regraft
-from regraft.compiler import options, stages
+from regraft.compiler import options, pipeline, stages
 from regraft.compiler.codegen.cpp import prelude_math
-from regraft.compiler.codegen.triton import kernel_source
+from regraft.compiler.codegen.triton import KernelSource, kernel_source
 from regraft.compiler.codegen.triton import source as triton_source
+from regraft.compiler.codegen.triton.source import module_text
 from regraft.compiler.ir import folds
 from regraft.compiler.ir.op_info import COSTLY, Cpp, OpInfo
 from regraft.compiler.ir.ops import OPS
+from regraft.compiler.ir.program import Buffer
 from regraft.compiler.ir.reducers import REDUCERS, Reducer
 from regraft.compiler.lowering.arithmetic import op
 from regraft.compiler.lowering.core import LOWERINGS, lowers
 from regraft.compiler.lowering.ops.elementwise import elementwise
 from regraft.compiler.lowering.spaces import fold, space
+from regraft.compiler.options.fields import KernelOptions
 from regraft.compiler.passes.registry import Pass
-from regraft.compiler.templates.common.cpp_call import Layout, template_kernel
-from regraft.compiler.templates.common.cpp_entry import with_entry
-from regraft.compiler.templates.common.records import decided, near_miss
-from regraft.rewrites.graph import erase_dead
-from regraft.rewrites.profit import Question
+from regraft.compiler.templates import TritonTemplateKernel, gpu_passes
+from regraft.compiler.templates.common.cpp_call import Layout
+from regraft.compiler.templates.common.task import task_of
+from regraft.compiler.templates.common.template import Template
+from regraft.compiler.templates.common.triton_launch import launch_of
+from regraft.rewrites.profit import Always
 from regraft.rewrites.reason import Reason
+from regraft.rewrites.record import GraphRecord
 from regraft.rewrites.sample import Sample, T
-from regraft.rewrites.splice import Original
+from regraft.rewrites.switches import left_out
 
 from .compiler.codegen.cpp.test_operations import case
 from .compiler.codegen.cpp.test_reductions import fold_kernel
@@ -156,63 +161,105 @@ def test_a_reduction(common_bits):
 class Reversal:
     """The description of a template: a row of numbers, the last one first, each doubled."""
 
-    size: int
-
-    def kernel(self):
-        lines = [
-            "  const f32* x = (const f32*)call->buffers[0]; f32* y = (f32*)call->buffers[1];",
-            f"  for (i64 k = begin; k < end; ++k) y[k] = 2.0f * x[{self.size - 1} - k];",
-        ]
-        row = Layout((self.size,), (1,), torch.float32)
-        return template_kernel("reversal", with_entry(lines, self.size, str(self.size)), (row,), row, 0)
+    x: Buffer
+    out: Buffer
 
 
-def match_reversal(node):
-    """x and the description; else why not, or None where nothing of the kind is there."""
-    reverses = node.target is aten.mul.Tensor and getattr(node.args[0], "target", None) is aten.flip.default
-    if not reverses or node.args[1] != 2:
-        return None
-    x = node.args[0].args[0]
-    if x.meta["val"].dim() != 1:
-        return Reason("not-a-row", "only rows are reversed and doubled")
-    return x, Reversal(x.meta["val"].shape[0])
+@dataclass(frozen=True)
+class FoundReversal:
+    """A reversal that was found in a graph."""
+
+    reversal: Reversal
+    inputs: tuple
+    nodes: tuple
+    output: object
 
 
-def fuse_reversals(graph_module, context):
-    """flip(x) * 2  ->  reversal_3f2a(x)"""
-    graph, record, changed = graph_module.graph, context.record, 0
-    for node in list(graph.nodes):
-        found = match_reversal(node)
-        if isinstance(found, Reason):
-            record.near_misses.append(near_miss("reversal-template", "reversal", node, found))
-        elif found is not None:
-            x, description = found
-            kernel, nodes = description.kernel(), [node.args[0], node]
-            original = Original(nodes, [x], [node])
-            asked = Question("reversal-template", kernel.name, [x.meta["val"]], original, {"generated": kernel})
-            decision = context.oracle.decide(asked)
-            record.applied.append(decided("reversal-template", "reversal", nodes, node, decision))
-            with graph.inserting_before(node):
-                call = graph.call_function(kernel, (x,))
-            call.meta.update(node.meta)
-            node.replace_all_uses_with(call)
-            erase_dead(graph, nodes, lambda dead: True)
-            changed += 1
-    return changed
+def reversal_triton(reversal, lanes):
+    """The source with so many lanes a program."""
+    size, name = reversal.x.sizes[0], f"reversal_{lanes}"
+    lines = [
+        f"    i = tl.program_id(0) * {lanes} + tl.arange(0, {lanes})",
+        f"    tl.store(out_ptr + i, 2.0 * tl.load(x_ptr + {size - 1} - i, mask=i < {size}), mask=i < {size})",
+    ]
+    arguments = {"x_ptr": reversal.x, "out_ptr": reversal.out}
+    launch = launch_of(name, lines, arguments, programs=-(-size // lanes), warps=4)
+    return KernelSource(module_text([launch.text]), (launch,))
 
 
-def test_a_template(monkeypatch):
-    added = Pass("reversal-template", fuse_reversals, family="reversal", candidates=("generated",))
-    monkeypatch.setattr(stages, "LOWERED", (added, *stages.LOWERED))
-    x = torch.randn(100)
-    with regraft.coverage() as cov, torch.no_grad():
-        options = {"verify": "structure", "profit": "always"}
-        made = torch.compile(lambda x: (x.flip(0) * 2).sin(), backend="regraft", options=options)(x)
-        torch.compile(lambda x: x[None].flip(1) * 2, backend="regraft", options=options)(x)
-    torch.testing.assert_close(made, (x.flip(0) * 2).sin())
-    assert [graph.changes("reversal-template") for graph in cov.graphs] == [{"changes": 1}, {}]
-    assert cov.matches["reversal-template"] == 1
-    assert [miss.code for graph in cov.graphs for miss in graph.near_misses] == ["not-a-row"]
+class ReversalTemplate(Template):
+    """flip(x) * 2  ->  reversal(x)"""
+
+    rule, family, option, name = "reversal-template", "reversal", "products", "reversals"
+    seconds = 1.0
+
+    def match(self, node):
+        reverses = node.op == "call_function" and node.target is aten.mul.Tensor and node.args[1] == 2
+        if not reverses or getattr(node.args[0], "target", None) is not aten.flip.default:
+            return None
+        flip, x = node.args[0], node.args[0].args[0]
+        if x.meta["val"].dim() != 1:
+            return Reason("not-a-row", "only rows are reversed and doubled", (node,))
+        described = Reversal(*(buffer_of(one, name) for one, name in ((x, "x"), (node, "out"))))
+        return FoundReversal(described, (x,), (flip, node), node)
+
+    def description(self, found):
+        return found.reversal
+
+    def candidates(self, described):
+        return [128, 1024]
+
+    def estimate(self, found):
+        return "fewer numbers than lanes" if found.reversal.x.sizes[0] < 32 else None
+
+    def source(self, described, config):
+        source = reversal_triton(described, config)
+        reads, results = (Layout.of(described.x),), (Layout.of(described.out),)
+        return TritonTemplateKernel(
+            source.launches[0].name, "reversal", source, source, reads, results, self.task.device
+        )
+
+
+def buffer_of(node, name):
+    val = node.meta["val"]
+    return Buffer(name, val.dtype, tuple(val.shape), tuple(val.stride()), val.device, "input")
+
+
+def test_a_template(monkeypatch, tmp_path):
+    """In two files of its own, and one line of the list: found, asked about, replaced, recorded, left out."""
+    pytest.importorskip("triton")
+    from support.template_oracle import Fastest, with_fake_hopper
+    from support.triton_gemm import Interpreted, on_gpu
+
+    with_fake_hopper(monkeypatch, tmp_path)
+    monkeypatch.setattr(gpu_passes, "TEMPLATES", (*gpu_passes.TEMPLATES, ReversalTemplate))
+    assert "reversal-template" in pipeline.names_of_steps()
+
+    def fused(function, x, oracle, **kernels):
+        module, record = on_gpu(function, x), GraphRecord("test")
+        task = task_of(module.graph, oracle, record)
+        gpu_passes.fuse_on_gpu(task, lambda run, *args, name: run(*args), KernelOptions(**kernels))
+        module.recompile()
+        calls = [node.target.name for node in module.graph.nodes if isinstance(node.target, TritonTemplateKernel)]
+        return module, record, calls
+
+    x, oracle = torch.randn(300), Fastest()
+    two = lambda x: (x.flip(0) * 2).sin() + (x.cos().flip(0) * 2)  # noqa: E731
+    oracle.seconds = {"original": 0.5, "1024": 0.1}
+    module, record, calls = fused(two, x, oracle)
+    assert calls == ["reversal_1024"] * 2
+    assert [match.candidate for match in record.applied] == ["1024"] * 2
+    assert [set(question.candidates) for question in oracle.questions] == [{"128", "1024"}]  # alike: asked once
+    torch.testing.assert_close(Interpreted(module).run(x), two(x))
+    assert fused(two, x, Fastest(original=0.05))[2] == []
+    assert fused(two, x, Always())[2] == ["reversal_128"] * 2
+    assert fused(two, x, Always(), products="library")[2] == []
+    with left_out({"reversal-template"}):
+        assert fused(two, x, Always())[2] == []
+    _, record, calls = fused(lambda x: x.flip(0) * 2, torch.randn(20), oracle)
+    assert not calls and record.declined[0].evidence.note == "estimate: fewer numbers than lanes"
+    _, record, calls = fused(lambda x: x.flip(1) * 2, torch.randn(2, 50), oracle)
+    assert not calls and [miss.code for miss in record.near_misses] == ["not-a-row"]
 
 
 def test_an_option():

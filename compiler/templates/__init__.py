@@ -1,8 +1,8 @@
 """Templates: kernels written once with a hole for what the graph computes in between.
 
 `attention` is softmax(f(q k^T)) v with any pointwise f, `gemm` f(a b), `convolution` the same of windows of images. In
-each, `description` says what a kernel computes, `match` finds it in graphs, `fuse` and `triton_fuse` are the passes;
-`fuse_on_gpu` runs those for a GPU.
+each, `description` says what a kernel computes, and `match` finds it in graphs. `triton_fuse` is a template for GPUs:
+one pass asks all of them the same (`common.template_pass`, run by `fuse_on_gpu`). `fuse` is a pass for CPUs.
 """
 
 from .attention.fuse import fuse_attention

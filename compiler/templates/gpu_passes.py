@@ -13,14 +13,19 @@ from typing import Any
 from torch import fx
 
 from ..options.fields import KernelOptions
-from .attention.triton_fuse import AttentionPass
+from .attention.triton_fuse import AttentionTemplate
 from .common.task import Task
-from .convolution.triton_fuse import ConvolutionPass
-from .gemm.triton_fuse import ProductPass
+from .common.template import Template
+from .common.template_pass import TemplatePass
+from .convolution.triton_fuse import ConvolutionTemplate
+from .gemm.triton_fuse import ProductTemplate
+
+TEMPLATES: tuple[type[Template], ...] = (AttentionTemplate, ProductTemplate, ConvolutionTemplate)
+"""The templates for GPUs, in the order in which they decide."""
 
 
 def fuse_on_gpu(task: Task, do: Callable[..., Any], kernels: KernelOptions) -> None:
-    """Replace attentions, products and convolutions on a GPU by generated kernels, as the oracle decides.
+    """Replace what `TEMPLATES` compute on a GPU by generated kernels, as the oracle decides.
 
     Attentions of training have been decided on before the graph was split.
 
@@ -29,29 +34,21 @@ def fuse_on_gpu(task: Task, do: Callable[..., Any], kernels: KernelOptions) -> N
         do: runs one function of a pass, given its arguments and the pass' `name`; None where the pass is left out.
         kernels: what computes attention, products and convolutions.
     """
-    passes: dict[str, Any] = {}
+    passes: list[TemplatePass] = []
     taken: set[fx.Node] = set()
-    attentions = None if task.training else task.of(kernels.attention)
-    if attentions is not None:
-        begun = do(_attention, attentions, name="attention")
+    for template in TEMPLATES:
+        own = task.of(getattr(kernels, template.option))
+        if own is None or (task.training and not template.in_training):
+            continue
+        begun = do(_begun, template, own, frozenset(taken), name=template.name)
         if begun is not None:
-            passes["attention"], taken = begun
-    for name, kind in (("products", ProductPass), ("convolutions", ConvolutionPass)):
-        own = task.of(getattr(kernels, name))
-        one = None if own is None else do(_begun, kind, own, taken, name=name)
-        if one is not None:
-            passes[name] = one
-    for name, one in passes.items():
-        do(one.run_all, name=name)
+            passes.append(begun[0])
+            taken |= begun[1]
+    for one in passes:
+        do(one.run_all, name=one.template.name)
 
 
-def _attention(task: Task) -> tuple[AttentionPass, set[fx.Node]]:
+def _begun(template: type[Template], task: Task, taken: frozenset[fx.Node]) -> tuple[TemplatePass, set[fx.Node]]:
     """The pass, and the nodes that others leave to it."""
-    attentions = AttentionPass(task)
-    return attentions, attentions.begin()
-
-
-def _begun(kind: Callable[[Task], Any], task: Task, taken: set[fx.Node]) -> Any:
-    one = kind(task)
-    one.begin(taken)
-    return one
+    one = TemplatePass(template(task))
+    return one, one.begin(taken)

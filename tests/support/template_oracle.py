@@ -12,6 +12,7 @@ from torch import fx
 from regraft.compiler.gpu import HOPPER
 from regraft.compiler.templates.common import gpu, triton_call
 from regraft.compiler.templates.common.task import task_of
+from regraft.compiler.templates.common.template_pass import TemplatePass
 from regraft.rewrites.profit import Decision, Question
 from regraft.rewrites.record import Evidence, GraphRecord
 
@@ -36,9 +37,9 @@ class Fastest:
 
 
 def run_pass(kind: Any, module: fx.GraphModule, oracle: Any, record: GraphRecord, **options: Any) -> int:
-    """How many kernels a pass puts into a graph."""
+    """How many kernels the pass of a template puts into a graph."""
     task = task_of(module.graph, oracle, record, **options)
-    return 0 if task is None else kind(task).run_all()
+    return 0 if task is None else TemplatePass(kind(task)).run_all()
 
 
 def with_fake_hopper(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import fx
 
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var
@@ -65,38 +63,3 @@ def _strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
         strides[d] = step
         step *= sizes[d]
     return tuple(strides)
-
-
-class Copies:
-    """Copies of tensors in other strides, shared by all kernels of a graph."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
-
-    def of(self, node: fx.Node, strides: tuple[int, ...]) -> fx.Node:
-        """The tensor in these strides: the tensor itself if it has them."""
-        if tuple(node.meta["val"].stride()) == strides:
-            return node
-        if (node, strides) not in self._made:
-            self._made[node, strides] = copied(node, strides)
-        return self._made[node, strides]
-
-
-def copied(node: fx.Node, strides: Sequence[int]) -> fx.Node:
-    """A copy of a tensor in other (dense) strides, right after the tensor: `clone` between two permutations."""
-    sizes = node.meta["val"].shape
-    # A dim of size 1 goes inside of the dim with the same stride.
-    dims = sorted(range(len(strides)), key=lambda d: (-strides[d], sizes[d] == 1))
-    before = node.next
-    while before.op in ("placeholder", "get_attr"):
-        before = before.next
-    with node.graph.inserting_before(before):
-        turned = _call(aten.permute.default, node, dims)
-        cloned = _call(aten.clone.default, turned, memory_format=torch.contiguous_format)
-        return _call(aten.permute.default, cloned, [dims.index(d) for d in range(len(dims))])
-
-
-def _call(target: Any, source: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
-    made = source.graph.call_function(target, (source, *args), kwargs)
-    made.meta = {**source.meta, "val": target(source.meta["val"], *args, **kwargs)}
-    return made

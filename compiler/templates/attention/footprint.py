@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from ....rewrites.compat import OpOverload, aliasing_arguments
-from ....rewrites.profit import Decision
-from ....rewrites.record import Evidence
 from ....rewrites.symbolic import hint
 from ...autotune.inputs import free_memory
 from ..common.formula import packet
@@ -41,14 +39,6 @@ def excluded(found: Found, nodes: Sequence[fx.Node]) -> str:
     if peak <= bound:
         return ""
     return f"the original is not measured: its scores take {peak >> 20} MiB, more than {bound >> 20} MiB"
-
-
-def unmeasured(kernels: Mapping[str, Any], why: str) -> Decision:
-    """The decision without measurement: the first kernel if the original is excluded, with `why` as the reason."""
-    note = "estimate: the time for measurements of this graph is spent"
-    if not why:
-        return Decision(None, Evidence(note=note))
-    return Decision(next(iter(kernels)), Evidence(note=f"{why}; {note}"))
 
 
 def peak_bytes(nodes: Sequence[fx.Node]) -> int:

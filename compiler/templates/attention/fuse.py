@@ -15,6 +15,7 @@ from ....rewrites.switches import allowed
 from ...codegen.cpp.dtypes import UnsupportedDtype
 from ...codegen.cpp.errors import CompileFailed, CompilerMissing
 from ..common.cpp_call import Layout, TemplateKernel, lanes, template_kernel
+from ..common.replacing import Copies, replace_by_call
 from .bias_layout import with_keys_innermost
 from .cpp import PRELUDE, attention_cpp
 from .cpp_few_queries import MOST_ROWS, few_queries_cpp, is_served
@@ -22,7 +23,7 @@ from .description import Attention
 from .footprint import excluded
 from .grouped import grouped
 from .match import Found
-from .replacement import RULE, Replacer, is_on, matched, near_miss, record_decision
+from .replacement import RULE, is_on, matched, near_miss, record_decision
 
 CANDIDATE = "generated"
 
@@ -62,7 +63,8 @@ def attention_kernel(attention: Attention) -> TemplateKernel:
 
 class _Fusion:
     def __init__(self, graph: fx.Graph, oracle: Oracle, record: GraphRecord) -> None:
-        self._replacer, self._oracle, self._record = Replacer(graph), oracle, record
+        self._graph, self._oracle, self._record = graph, oracle, record
+        self._copies = Copies()
 
     def run(self, found: Found) -> bool:
         """Decide on one attention; returns whether it was replaced."""
@@ -80,7 +82,8 @@ class _Fusion:
         chosen = decision.chosen is not None
         record_decision(self._record, found, decision)
         if chosen:
-            self._replacer.replace(found, kernel, kernel.inputs)
+            inputs = self._copies.of_all(found.inputs, kernel.inputs)
+            replace_by_call(self._graph, found, inputs, kernel, found.output, RULE)
         return chosen
 
     def _decide(self, found: Found, kernel: TemplateKernel) -> Decision:

@@ -1,23 +1,16 @@
-"""Parts of all passes over attentions, for any device: records, and replacing nodes by calls."""
+"""Parts of all templates of attention, for any device: matching and records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import fx
 
-from ....rewrites.graph import erase_dead
 from ....rewrites.profit import Decision
 from ....rewrites.reason import Reason, site_of
 from ....rewrites.record import GraphRecord, NearMiss
-from ...capture.effects import has_effect
 from ..common import records
-from ..common.cpp_call import Layout
 from ..common.formula import packet
-from ..common.questions import Questions
-from ..common.task import Task
-from .bias_layout import Copies
 from .match import SOFTMAXES, Found, beside_product, match_attention
 from .sdpa import SDPA, match_sdpa
 
@@ -41,40 +34,6 @@ def is_on(node: fx.Node, device: str) -> bool:
     return getattr(getattr(first, "device", None), "type", "") == device
 
 
-class Replacer:
-    """Replaces attentions by calls of kernels.
-
-    Args:
-        graph: changed in place.
-    """
-
-    def __init__(self, graph: fx.Graph) -> None:
-        self._graph = graph
-        self._copies = Copies()
-
-    def replace(self, found: Found, kernel: Callable[..., Any], layouts: Sequence[Layout]) -> None:
-        """Replace the nodes of an attention by a call of `kernel` on its inputs, in these layouts."""
-        inputs = tuple(self._copies.of(x, layout.strides) for x, layout in zip(found.inputs, layouts, strict=True))
-        with self._graph.inserting_before(found.output):
-            call = self._graph.call_function(kernel, inputs)
-        call.meta = {**found.output.meta, "regraft_rule": RULE}
-        found.output.replace_all_uses_with(call)
-        self._erase([*found.nodes, found.output])
-
-    def _erase(self, nodes: Sequence[fx.Node]) -> None:
-        """Erase nodes that have no readers left, and the nodes that only they read.
-
-        Replaced nodes are erased even if their operator may use random numbers: these calls do not.
-        """
-        replaced = set(nodes)
-        calls = (node for node in nodes if node.op == "call_function")
-        erase_dead(
-            self._graph,
-            calls,
-            lambda node: node.op == "call_function" and (node in replaced or not has_effect(node)),
-        )
-
-
 def record_decision(
     record: GraphRecord, found: Found, decision: Decision, nodes: Sequence[fx.Node] = (), stage: str = "lowered"
 ) -> None:
@@ -93,8 +52,3 @@ def _is_written_by_a_rule(node: fx.Node) -> bool:
 def near_miss(node: fx.Node, reason: Reason) -> NearMiss:
     """An attention that the template does not compute, with the reason."""
     return records.near_miss(RULE, FAMILY, node, reason, size=3)
-
-
-def questions_of(task: Task, seconds: float) -> Questions:
-    """The questions of a pass over attentions on a GPU."""
-    return Questions(task, RULE, FAMILY, seconds, size=3, dtype_code="score-dtype")

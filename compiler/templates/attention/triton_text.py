@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ...codegen.flatten import flatten_value
-from ...codegen.triton import LaunchText
 from ...codegen.triton.dtypes import signature_name
 from ...codegen.triton.iteration_space import has_small_offsets, is_small
 from ...codegen.triton.values import Axis, Names, Values
@@ -20,6 +18,7 @@ from ...ir.dependence import Dependence
 from ...ir.index.index import Index, Loaded, Var, atoms
 from ...ir.program import Buffer
 from ...ir.value import Const, Number, Op, Value, walk
+from ..common.triton_launch import TemplateLaunch
 from .description import SCORE, Attention, Operand
 from .mask_bounds import first_limit, last_limit
 from .score import LOG2_E, in_powers_of_two, lean, unscaled
@@ -31,17 +30,6 @@ _TURNS = 512  # programs that take turns: about two for each that a GPU has room
 
 class UnsupportedAttentionError(Exception):
     """An attention that the kernels have no form for."""
-
-
-@dataclass(frozen=True)
-class AttentionLaunch(LaunchText):
-    """One launch of a template.
-
-    Args:
-        stages: of its software pipeline (``num_stages``).
-    """
-
-    stages: int = 2
 
 
 def check_operands(attention: Attention) -> None:
@@ -131,14 +119,14 @@ class AttentionText:
         """Whether a part of the score is the same for all queries."""
         return not self._dependence.of(value) & {self._a.row, ("buffer", SCORE.buffer)}
 
-    def launch(self, kind: str) -> AttentionLaunch:
+    def launch(self, kind: str) -> TemplateLaunch:
         """Write the kernel; `kind` goes into its name."""
         programs = self._write()
         text = "\n".join([*(str(buffer.dtype) for buffer in self._buffers), str(self._t), *self._w.lines])
         name = f"{kind}_{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
         kinds = {name: f"*{signature_name(b.dtype)}" for name, b in zip(self._arguments, self._buffers, strict=True)}
         head = f"@triton.jit\ndef {name}({', '.join(self._arguments)}):"
-        return AttentionLaunch(
+        return TemplateLaunch(
             name, "\n".join([head, *self._w.lines]) + "\n", tuple(b.name for b in self._buffers), (), (), kinds,
             programs, self._t.warps, stages=self._t.stages,
         )  # fmt: skip

@@ -37,6 +37,9 @@ class Tile:
     warps: int
     stages: int
 
+    def __str__(self) -> str:
+        return f"{self.queries}x{self.keys}_{self.warps}w{self.stages}s"
+
 
 @dataclass(frozen=True)
 class BackwardTile(Tile):
@@ -48,6 +51,9 @@ class BackwardTile(Tile):
 
     by_keys: Tile
 
+    def __str__(self) -> str:
+        return f"{super().__str__()}_{self.by_keys}"
+
 
 @dataclass(frozen=True)
 class SplitTile(Tile):
@@ -58,6 +64,9 @@ class SplitTile(Tile):
     """
 
     splits: int
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}_{self.splits}"
 
 
 # By columns of the wider operand; the first that fits is preferred.

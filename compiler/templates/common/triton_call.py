@@ -96,6 +96,11 @@ class TritonTemplateKernel(TemplateCall):
         return self._run
 
     @property
+    def identity(self) -> str:
+        """The source and the layouts, which tell kernels apart."""
+        return f"{self.source.text}\n{self.inputs} {self.outputs}"
+
+    @property
     def units(self) -> list[Unit]:
         """The functions to compile for aligned tensors."""
         return self._units(self.source, self._kinds)

@@ -1,4 +1,4 @@
-"""The pass on GPUs: convolutions with the operations that read their results become calls of generated kernels.
+"""The template on GPUs: convolutions with the operations that read their results become calls of generated kernels.
 
 %convolution = ...; %add = ...; %relu = ...   ->   convolution_add_relu_3f2a_128x64x64_4w4s_tma(%x, %weight, %bias)
 
@@ -12,20 +12,20 @@ other: these are asked about without an epilogue, and in training, too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import fx
 
+from ....rewrites.profit import Decision
 from ....rewrites.reason import Reason
 from ...gpu import Gpu
-from ..attention.bias_layout import Copies
-from ..common.task import Task
+from ..common.replacing import replace_by_call
 from ..common.triton_call import TritonTemplateKernel
 from ..gemm.description import Product
 from ..gemm.match import FoundProduct
 from ..gemm.triton_cost import cycles_to_move, fused_gain
-from ..gemm.triton_fuse import ProductPass, computes, rereads, template_kernel
+from ..gemm.triton_fuse import Described, ProductTemplate, computes, rereads, template_kernel
 from ..gemm.triton_tiles import GemmTile
 from .description import Convolution
 from .match import match_convolution
@@ -44,66 +44,80 @@ _EPILOGUE, _SINGLE, _GROUP, _FEW = 2, 3, 4, 8
 _ALONE = 1 << 24  # elements that are moved while a library computes one group after another: 10 us for each
 
 
-class ConvolutionPass(ProductPass):
+class ConvolutionTemplate(ProductTemplate):
     """The differences from products; in training graphs, only `thorough` compilations measure convolutions."""
 
-    rule, family = RULE, FAMILY
-    kinds = _KERNELS
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._copies = Copies()
+    rule, family, option, name = RULE, FAMILY, "convolutions", "convolutions"
+    most_kinds = _KERNELS
 
     def match(self, node: fx.Node) -> FoundProduct | Reason | None:
         """A convolution with its epilogue."""
         return match_convolution(node)
 
-    def found(self, plain: FoundProduct | Reason | None, node: fx.Node) -> Iterator[FoundProduct]:  # noqa: ARG002
-        """The convolution that a kernel could compute: operands are read as they are."""
-        if isinstance(plain, FoundProduct):
-            yield plain
+    def variants(self, found: FoundProduct, node: fx.Node) -> Iterator[FoundProduct]:  # noqa: ARG002
+        """Operands are read as they are."""
+        yield found
 
-    def tiles(self, product: Product) -> list[GemmTile]:
-        """The tiles to ask about."""
-        assert isinstance(product, Convolution)
-        if isinstance(product, Depthwise):
-            return depthwise_tiles(product, self._count)
-        return convolution_tiles(product, self.task.gpu, self._count)
+    def candidates(self, described: Described) -> Sequence[GemmTile]:
+        """The tiles to measure."""
+        convolution = described.product
+        assert isinstance(convolution, Convolution)
+        if isinstance(convolution, Depthwise):
+            return depthwise_tiles(convolution, self.count)
+        return convolution_tiles(convolution, self.task.gpu, self.count)
 
-    def around(self, product: Product, tile: GemmTile) -> list[GemmTile]:
-        """Tiles that differ from one in little."""
-        assert isinstance(product, Convolution)
-        if isinstance(product, Depthwise):
-            return []  # all of them have been asked about
-        return convolution_neighbours(product, tile, self.task.gpu)
+    def around(self, described: Described, config: GemmTile) -> Sequence[GemmTile]:
+        """Tiles that differ little from a given one."""
+        convolution = described.product
+        assert isinstance(convolution, Convolution)
+        if isinstance(convolution, Depthwise):
+            return []  # all of them have been measured
+        return convolution_neighbours(convolution, config, self.task.gpu)
 
-    def kernel(self, product: Product, tile: GemmTile, label: str) -> TritonTemplateKernel:
+    def source(self, described: Described, config: GemmTile) -> TritonTemplateKernel:
         """The kernel with a tile."""
-        assert isinstance(product, Convolution)
-        label = label.removeprefix("convolution").removeprefix("_")  # as the kernel's name begins
-        if isinstance(product, Depthwise):
-            assert isinstance(tile, DepthwiseTile)
-            return depthwise_kernel(product, tile, label, self.task.device)
-        return convolution_kernel(product, tile, label, self.task.device, self.task.gpu)
+        convolution = described.product
+        assert isinstance(convolution, Convolution)
+        label = described.label.removeprefix("convolution").removeprefix("_")  # as the kernel's name begins
+        if isinstance(convolution, Depthwise):
+            assert isinstance(config, DepthwiseTile)
+            return depthwise_kernel(convolution, config, label, self.task.device)
+        return convolution_kernel(convolution, config, label, self.task.device, self.task.gpu)
 
-    def work(self, product: Product) -> int:
+    def work(self, described: Described) -> int:
         """Elements that are written or read less, more or less."""
-        assert isinstance(product, Convolution)
-        groups = product.batch.extent
-        passes = _FEW if product.merged else _GROUP if groups > 1 else _EPILOGUE
-        elements = groups * product.row.extent * product.column.extent
-        if isinstance(product, Depthwise):
+        convolution = described.product
+        assert isinstance(convolution, Convolution)
+        groups = convolution.batch.extent
+        passes = _FEW if convolution.merged else _GROUP if groups > 1 else _EPILOGUE
+        elements = groups * convolution.row.extent * convolution.column.extent
+        if isinstance(convolution, Depthwise):
             return _SINGLE * elements
         return passes * elements + (groups * _ALONE if groups > 1 else 0)
 
-    def is_worth(self, product: Product, work: int) -> bool:
+    def is_worth(self, described: Described, work: int) -> bool:
         """Whether all layers of a kind together save so much that it is worth a second of compilation."""
-        return is_slow(product) or cycles_to_move(work * product.dtype.itemsize, self.task.gpu) >= _NOTABLE
+        convolution = described.product
+        return is_slow(convolution) or cycles_to_move(work * convolution.dtype.itemsize, self.task.gpu) >= _NOTABLE
 
-    def laid_out(self, found: FoundProduct, kernel: TritonTemplateKernel) -> FoundProduct:
-        """The same with the weight as the kernel reads it, for all that share it."""
+    def reconsidered(
+        self,
+        found: FoundProduct,  # noqa: ARG002
+        described: Described,  # noqa: ARG002
+        decision: Decision,
+        kernels: Mapping[str, TritonTemplateKernel],  # noqa: ARG002
+    ) -> Decision:
+        """Convolutions share no launches."""
+        return decision
+
+    def finish(self) -> None:
+        """Convolutions are not merged."""
+
+    def replace(self, found: FoundProduct, kernel: TritonTemplateKernel, place: fx.Node) -> None:
+        """Put the call into the graph, with the weight as the kernel reads it, for all that share it."""
         x, weight, *others = found.inputs
-        return replace(found, inputs=(x, self._copies.of(weight, kernel.inputs[1].strides), *others))
+        inputs = (x, self.copies.of(weight, kernel.inputs[1].strides), *others)
+        replace_by_call(self.task.graph, found, inputs, kernel, place, self.rule, found.kept)
 
     def considers(self, found: FoundProduct) -> bool:
         """Whether to look at a convolution at all: cuDNN does those without an epilogue as well, of many channels."""
@@ -114,8 +128,8 @@ class ConvolutionPass(ProductPass):
         # Of single precision the library may well compute all digits, though the user's settings ask for fewer.
         return not self.task.training and computes(found) and found.product.a.buffer.dtype.itemsize == 2
 
-    def cannot_win(self, found: FoundProduct) -> str | None:
-        """Why a kernel cannot pay, by an estimate; None where it may."""
+    def estimate(self, found: FoundProduct) -> str | None:
+        """Why a kernel cannot be faster, by an estimate; None if it may be."""
         slow = is_slow(found.product)
         if found.product.multiplications * (_SLOW if slow else 1) < _SMALL:
             return "less work than a launch"

@@ -23,17 +23,17 @@ from ....rewrites.reason import Reason
 from ....rewrites.record import Evidence, GraphRecord
 from ....rewrites.switches import allowed
 from ...codegen.cpp.dtypes import UnsupportedDtype
-from ..attention.bias_layout import Copies
 from ..common.cpp_call import Layout, TemplateKernel, compiles, lanes, template_kernel
 from ..common.formula import packet
 from ..common.records import decided, near_miss
+from ..common.replacing import Copies, replace_by_call
 from .cpp import PRELUDE, gemm_cpp
 from .cpp_few_rows import few_rows_cpp, is_served
 from .description import CPU_FEW_ROWS, Matrix, Product
 from .match import FoundProduct, has_prologue, match_gemm
 from .operands import LINEAR, ONEDNN
 from .packing import LastPacked, packed_node, packed_sizes
-from .replacement import FAMILY, RULE, ProductBaseline, erase_dead_calls
+from .replacement import FAMILY, RULE, ProductBaseline
 from .splice import anchor_of
 
 CANDIDATE, FEW_ROWS = "generated", "generated_few_rows"
@@ -177,11 +177,7 @@ class _Fusion:
         inputs = [self._placed(node, layout) for node, layout in zip(found.inputs, kernel.inputs, strict=True)]
         if packed:
             inputs[1] = self._packed_weight(found)
-        with self._graph.inserting_before(found.output):
-            call = self._graph.call_function(kernel, tuple(inputs))
-        call.meta = {**found.output.meta, "regraft_rule": RULE}
-        found.output.replace_all_uses_with(call)
-        erase_dead_calls(self._graph, [*found.nodes, found.output])
+        replace_by_call(self._graph, found, inputs, kernel, found.output, RULE)
 
     def _packed_weight(self, found: FoundProduct) -> fx.Node:
         """The packed weight, computed right after the weight; folding merges equal calls."""

@@ -1,15 +1,13 @@
-"""Parts of all passes over products, whatever the device: the baseline of a kernel, clearing away."""
+"""Parts of all passes over products, whatever the device: their names, and the baseline of a kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from ....patterns.packing import packed_linear_weight
-from ....rewrites.graph import erase_dead, is_pure
 from ..common.baseline import Baseline
 from ..common.formula import packet
 from .match import FoundProduct
@@ -37,8 +35,3 @@ class ProductBaseline(Baseline):
         for node in graph.nodes:
             if packet(node) == REORDER:
                 node.target = packed_linear_weight
-
-
-def erase_dead_calls(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
-    """Erase those of `nodes` that have no readers left, and the nodes that only they read."""
-    erase_dead(graph, nodes, lambda node: node.op == "call_function" and is_pure(node))

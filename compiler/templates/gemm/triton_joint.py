@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from ...codegen.triton import KernelSource
 from ...codegen.triton.source import module_text
+from ..common.triton_launch import TemplateLaunch, signature_type
 from .description import Product
 from .triton_cores import CoresTriton
 from .triton_lanes import LanesTriton
 from .triton_matmul import GemmTriton
-from .triton_text import GemmLaunch, signature_type
 from .triton_tiles import GemmTile
 
 
@@ -71,6 +71,6 @@ def joint_triton(members: Sequence[Member], tile: GemmTile, label: str = "") -> 
     body = "\n".join(lines)
     text = f"@triton.jit\ndef {name}({', '.join(signature)}):\n{body}\n"
     stages = 1 if tile.by_lanes else tile.stages
-    launch = GemmLaunch(name, text, (), (), (), signature, first, tile.warps, early, stages, places)
+    launch = TemplateLaunch(name, text, (), (), (), signature, first, tile.warps, early, stages, places)
     parts = [f"@triton.jit\ndef {part}{text}" for text, part in functions.items()]
     return KernelSource(module_text([*parts, text]), (launch,))

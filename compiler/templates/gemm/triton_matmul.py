@@ -16,10 +16,10 @@ import hashlib
 
 from ...codegen.triton import KernelSource
 from ...codegen.triton.source import module_text
+from ..common.triton_launch import TemplateLaunch
 from .description import Matrix, Product
 from .triton_operand import Computed, Loaded
 from .triton_split_k import Parts
-from .triton_text import GemmLaunch
 from .triton_tiles import GemmTile, described
 
 _GROUP = 8  # rows of tiles that are taken together
@@ -53,7 +53,7 @@ class GemmTriton(Parts):
             return f"tl.dot({a}, {b}, {total})"
         return f'tl.dot(tensor_float({a}), tensor_float({b}), {total}, input_precision="tf32")'
 
-    def finished(self, name: str) -> GemmLaunch:
+    def finished(self, name: str) -> TemplateLaunch:
         """The written source."""
         stages = 1 if self.tile.by_lanes else self.tile.stages  # lanes count theirs by themselves
         return self.launch(name, self._programs, self.tile.warps, stages, self.product.early)

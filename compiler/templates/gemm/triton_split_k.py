@@ -12,8 +12,9 @@ import torch
 
 from ...codegen.triton.kernel_text import waiting
 from ...ir.program import Buffer
+from ..common.triton_launch import TemplateLaunch
 from .description import Product
-from .triton_text import GemmLaunch, ProductText
+from .triton_text import ProductText
 from .triton_tiles import GemmTile
 
 WORKSPACE = "<sums>"
@@ -42,7 +43,7 @@ class Parts(ProductText):
         """Write the body."""
         raise NotImplementedError
 
-    def finished(self, name: str) -> GemmLaunch:
+    def finished(self, name: str) -> TemplateLaunch:
         """What was written."""
         raise NotImplementedError
 
@@ -88,7 +89,7 @@ class _Sum(Parts):
             self.line(f"acc += sum{part}")
         self.epilogue()
 
-    def finished(self, name: str) -> GemmLaunch:
+    def finished(self, name: str) -> TemplateLaunch:
         """What was written."""
         made = self.launch(name, self.programs, _WARPS)
         return waiting(made) if self.product.early else made

@@ -5,11 +5,8 @@ i, j  rows and columns of the tile, g its matrix;   acc  sums   ->   store f(acc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from ...codegen.flatten import flatten_value
-from ...codegen.triton import LaunchText
-from ...codegen.triton.dtypes import signature_name, type_name
+from ...codegen.triton.dtypes import type_name
 from ...codegen.triton.fast_math import fast_values
 from ...codegen.triton.iteration_space import has_small_offsets
 from ...codegen.triton.values import Axis, Names, Values
@@ -18,22 +15,8 @@ from ...ir.dependence import Dependence
 from ...ir.index.index import Var
 from ...ir.program import Buffer
 from ...ir.value import Value
-from .description import ELEMENT, FLOAT8, OTHER, Product, Result
-
-_FLOAT8 = dict(zip(FLOAT8, ("fp8e4nv", "fp8e5"), strict=True))
-
-
-@dataclass(frozen=True)
-class GemmLaunch(LaunchText):
-    """One launch of the template.
-
-    Args:
-        stages: of its software pipeline (``num_stages``).
-        places: which of the kernel's arguments it takes: of what it reads, its results, its workspaces.
-    """
-
-    stages: int = 3
-    places: tuple[int, ...] = field(default=())
+from ..common.triton_launch import TemplateLaunch, launch_of
+from .description import ELEMENT, OTHER, Product, Result
 
 
 class ProductText:
@@ -63,14 +46,10 @@ class ProductText:
         for line in lines:
             self.writer.line(line)
 
-    def launch(self, name: str, programs: int, warps: int, stages: int = 3, early: bool = False) -> GemmLaunch:
+    def launch(self, name: str, programs: int, warps: int, stages: int = 3, early: bool = False) -> TemplateLaunch:
         """What was written, as a function of the arguments that it uses."""
-        body = "\n".join(self.writer.lines)
-        places = tuple(k for k, name in enumerate(self.arguments) if name in body)
-        used = {self.arguments[k]: signature_type(self.buffers[k]) for k in places}
-        text = f"@triton.jit\ndef {name}({', '.join(used)}):\n{body}\n"
-        params = tuple(self.buffers[k].name for k in places)
-        return GemmLaunch(name, text, params, (), (), used, programs, warps, early, stages, places)
+        arguments = dict(zip(self.arguments, self.buffers, strict=True))
+        return launch_of(name, self.writer.lines, arguments, programs, warps, stages, early)
 
     def lanes(self, rows: int, columns: int) -> None:
         """`i` and `j`: rows and columns of a tile that begins at `row` and `column`."""
@@ -114,9 +93,3 @@ class ProductText:
         pointer = self.values.pointer(result.buffer.name, result.place)
         mask = self.values.mask(always=True)
         self.line(f"tl.store({pointer}, {text}.to({held}){f', mask={mask}' if mask else ''})")
-
-
-def signature_type(buffer: Buffer) -> str:
-    """The type of a pointer in a kernel's signature."""
-    dtype = buffer.dtype
-    return f"*{_FLOAT8[dtype] if dtype in FLOAT8 else signature_name(dtype)}"

@@ -18,7 +18,7 @@ from regraft.compiler.passes.gathered_products import transpose_gathered_product
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.gemm import triton_fuse
 from regraft.compiler.templates.gemm.triton_cost import has_few_rows, is_gathered
-from regraft.compiler.templates.gemm.triton_fuse import ProductPass
+from regraft.compiler.templates.gemm.triton_fuse import ProductTemplate
 from regraft.compiler.templates.gemm.triton_source import gemm_triton
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile
 from regraft.rewrites.profit import Always
@@ -74,7 +74,7 @@ def test_the_pass_puts_a_kernel_there(monkeypatch: pytest.MonkeyPatch, tmp_path_
     monkeypatch.setattr(triton_fuse, "gemm_tiles", lambda product, gpu, count: [GemmTile(1, 16, 512, 1, 1)])
     x, w = torch.randn(2, 512).to(BF16), torch.randn(4, 528, 512).to(BF16)
     module = turned(chosen, x, w, IDS[:2])
-    assert run_pass(ProductPass, module, Always(), GraphRecord("test")) == 1
+    assert run_pass(ProductTemplate, module, Always(), GraphRecord("test")) == 1
     kernels = [node.target for node in module.graph.nodes if isinstance(node.target, TritonTemplateKernel)]
     assert [len(kernel.inputs) for kernel in kernels] == [3]
     assert not any(str(node.target).startswith("aten.index") for node in module.graph.nodes)

@@ -15,7 +15,8 @@ from support.triton_gemm import on_gpu
 
 from regraft.compiler.options import Options
 from regraft.compiler.templates import gpu_passes as module
-from regraft.compiler.templates.common.task import Task, task_of
+from regraft.compiler.templates.common.task import task_of
+from regraft.compiler.templates.common.template import Template
 from regraft.compiler.templates.gpu_passes import fuse_on_gpu
 from regraft.rewrites.profit import Always
 from regraft.rewrites.record import GraphRecord
@@ -42,25 +43,21 @@ def ran(monkeypatch: pytest.MonkeyPatch, training: bool, faulty: str = "") -> li
     OUTCOMES.clear()
     told: list[str] = []
 
-    def planted(name: str) -> type:
-        class Pass:
-            def __init__(self, task: Task) -> None:
-                self.nodes = set(task.graph.nodes) if name == "attention" else None
+    class Pass:
+        def __init__(self, template: Template) -> None:
+            self.template, self.name = template, template.name
 
-            def begin(self, taken: Any = ()) -> Any:
-                told.append(f"begin {name}{' but for some' if taken else ''}")
-                if name == faulty:
-                    raise RuntimeError("planted")
-                return self.nodes
+        def begin(self, taken: Any = ()) -> Any:
+            told.append(f"begin {self.name}{' but for some' if taken else ''}")
+            if self.name == faulty:
+                raise RuntimeError("planted")
+            return set(self.template.task.graph.nodes) if self.template.comes_first else set()
 
-            def run_all(self) -> int:
-                told.append(f"run {name}")
-                return 0
+        def run_all(self) -> int:
+            told.append(f"run {self.name}")
+            return 0
 
-        return Pass
-
-    for name, kind in (("attention", "Attention"), ("products", "Product"), ("convolutions", "Convolution")):
-        monkeypatch.setattr(module, f"{kind}Pass", planted(name))
+    monkeypatch.setattr(module, "TemplatePass", Pass)
     graph = on_gpu(lambda x: x @ x, torch.empty(16, 16)).graph
     task = task_of(graph, Always(), GraphRecord("test"), training=training)
     assert task is not None

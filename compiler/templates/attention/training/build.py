@@ -21,12 +21,13 @@ from .....rewrites.compat.memory import allows_tf32
 from .....rewrites.editor import infer
 from ....autograd.joint_graph import mark_recomputed
 from ....codegen.triton import KernelSource, LaunchText
+from ....codegen.triton.compiler import Unit
 from ....codegen.triton.source import module_text
 from ....ir.program import Buffer
 from ...common.cpp_call import Layout
 from ...common.formula import is_move
+from ...common.replacing import Copies
 from ...common.triton_call import TritonTemplateKernel
-from ..bias_layout import Copies
 from ..description import Attention
 from ..replacement import RULE
 from ..triton_backward import attention_backward
@@ -60,6 +61,21 @@ class TrainingKernels:
     def all(self) -> tuple[TritonTemplateKernel, ...]:
         """The kernels, in the order in which they run."""
         return self.forward, self.queries, self.keys
+
+    @property
+    def units(self) -> list[Unit]:
+        """The functions to compile."""
+        return [unit for kernel in self.all for unit in kernel.units]
+
+    @property
+    def identity(self) -> str:
+        """The sources and the layouts, which tell kernels apart."""
+        return "\n".join(kernel.identity for kernel in self.all)
+
+    def build(self) -> None:
+        """Compile the kernels and load them."""
+        for kernel in self.all:
+            kernel.build()
 
     def __call__(self, gradient: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """The result and the gradients, given the gradient of the result and the operands (and more, ignored)."""

@@ -1,4 +1,4 @@
-"""The pass on GPUs, in training: attentions of a joint graph become kernels with their backwards, where it pays.
+"""The template on GPUs, in training: attentions of a joint graph become kernels with their backwards, where it pays.
 
     %bmm; tanh; %_softmax; %bmm_1                           ->   attention_3f2a(%q, %k, %v): result, statistics
     %bmm_2, ..., %_softmax_backward_data, ..., %bmm_5       ->   attention_queries_81c0(...), attention_keys_77e1(...)
@@ -9,32 +9,33 @@ measured as one. Plain and causal attentions are left to libraries, unless time 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from .....rewrites.profit import Decision, Question
+from .....rewrites.profit import Decision
 from .....rewrites.reason import Reason
 from ....autograd.joint_graph import backward_nodes
 from ....lowering.sizes import Unlowered
 from ...common.baseline import Baseline
-from ...common.compiled_candidates import CompiledCandidates
 from ...common.formula import is_move, packet
 from ...common.questions import CANNOT_COMPILE
 from ...common.task import Task
+from ...common.template import Comparison, Template
+from ...common.template_pass import TemplatePass
 from ..benchmark_inputs import arranged
 from ..bias_layout import with_keys_innermost
-from ..footprint import excluded, unmeasured
+from ..description import Attention
+from ..footprint import excluded
 from ..match import Found
-from ..replacement import RULE, questions_of, record_decision
+from ..replacement import FAMILY, RULE, record_decision
 from ..sdpa import SDPA
 from ..triton_fuse import is_promising, may_be_promising
 from ..triton_text import UnsupportedAttentionError
-from ..triton_tiles import BackwardTile, Tile, backward_tiles, tiles
+from ..triton_tiles import Tile, backward_tiles, tiles
 from .build import PairReplacer, TrainingKernels, training_kernels
 from .forward import Forward
 from .forward_backward import Pair, RefusedError
@@ -43,7 +44,6 @@ from .sdpa import pair_sdpa
 
 _TILES, _MORE_TILES = 1, 5  # measured for each attention: by default, and where time does not matter
 _SECONDS, _MORE_SECONDS = 3.0, 30.0  # for all questions of a graph
-_Kernels = Mapping[str, TrainingKernels]
 
 
 def fuse_attention_training(task: Task, *, seeds: bool) -> int:
@@ -57,95 +57,134 @@ def fuse_attention_training(task: Task, *, seeds: bool) -> int:
         How many were replaced.
     """
     graph = task.graph
-    if not backward_nodes(graph) or not (_takes_every(task) or any(map(may_be_promising, graph.nodes))):
+    if not backward_nodes(graph) or not (task.measures_all or any(map(may_be_promising, graph.nodes))):
         return 0
     forward = Forward(graph, seeds=seeds)
-    fusion = _Fusion(task, forward.backward)
+    template = TrainingTemplate(task, forward.backward)
+    fusing = TemplatePass(template)
     try:
-        fused = sum(fusion.run(*one) for one in forward.attentions())
+        fused = sum(fusing.take(one[0], template.pair(*one)) for one in forward.attentions())
     finally:
         forward.close()
     graph.lint()
     return fused
 
 
-def _takes_every(task: Task) -> bool:
-    """Whether attentions are asked about that libraries compute as well, too."""
-    return task.measures_all
+@dataclass(frozen=True)
+class _Tiles:
+    """One configuration: of the forward, and of the backward."""
+
+    forward: Tile
+    backward: Tile
+
+    def __str__(self) -> str:
+        return f"{self.forward}_{self.backward}"
 
 
-class _Fusion:
+@dataclass(frozen=True, eq=False)
+class FoundPair:
+    """An attention of a joint graph with its backward; no two are the same.
+
+    Args:
+        pair: both.
+        attention: as kernels are written for it, biases perhaps in other strides.
+        shared: nodes on the way that others read too.
+    """
+
+    pair: Pair
+    attention: Attention
+    shared: frozenset[fx.Node]
+
+    @property
+    def inputs(self) -> tuple[fx.Node, ...]:
+        """The nodes that the forward reads."""
+        return self.pair.found.inputs
+
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """All nodes that go."""
+        return self.pair.nodes
+
+    @property
+    def output(self) -> fx.Node:
+        """The forward's result."""
+        return self.pair.found.output
+
+
+class TrainingTemplate(Template):
+    """Attentions of a joint graph with their backwards.
+
+    Args:
+        task: the graph, and how.
+        backward: the nodes of the backward.
+    """
+
+    rule, family, option, name = RULE, FAMILY, "attention", "attention"
+    size, dtype_code = 3, "score-dtype"
+    errors = (UnsupportedAttentionError, *CANNOT_COMPILE)
+
     def __init__(self, task: Task, backward: set[fx.Node]) -> None:
-        self._task, self._backward = task, backward
-        self._replacer = PairReplacer(task.graph)
-        self._questions = questions_of(task, _MORE_SECONDS if task.thorough else _SECONDS)
+        super().__init__(task)
+        self.seconds = _MORE_SECONDS if task.thorough else _SECONDS
         self._count = _MORE_TILES if task.thorough else _TILES
+        self._backward = backward
+        self._replacer = PairReplacer(task.graph)
         self._moved: dict[fx.Node, fx.Node] = {}
-        self._known: dict[str, tuple[Decision, _Kernels]] = {}
 
-    def run(self, node: fx.Node, found: Found | Reason, shared: frozenset[fx.Node]) -> bool:
-        """Decide on one attention, of whose nodes others read `shared`; whether it was replaced."""
+    def pair(self, node: fx.Node, found: Found | Reason, shared: frozenset[fx.Node]) -> FoundPair | Reason | None:
+        """An attention of the forward (see `Forward.attentions`) with its backward.
+
+        None if libraries compute the attention as well.
+        """
         if isinstance(found, Reason):
-            return self._missed(node, found)
+            return found
         found = replace(found, inputs=tuple(self._moved.get(x, x) for x in found.inputs))
-        if not (_takes_every(self._task) or is_promising(found)):
-            return False
+        if not (self.task.measures_all or is_promising(found)):
+            return None
         try:
             pair = pair_sdpa(node, found) if packet(node) in SDPA else pair_spelled_out(found, self._backward)
-            decision, kernels = self._decide(pair, shared)
-            decision = self._questions.switched(decision, pair.nodes)
-            chosen = None if decision.chosen is None else kernels[decision.chosen]
-            for kernel in () if chosen is None else chosen.all:
-                kernel.build()
         except RefusedError as refused:
-            return self._missed(node, refused.reason)
+            return refused.reason
         except Unlowered as refusal:
-            return self._missed(node, Reason(f"backward-{refusal.code}", str(refusal), (node,)))
-        except (UnsupportedAttentionError, *CANNOT_COMPILE) as error:
-            self._questions.refuse_error(node, error)
-            return False
-        record_decision(self._task.record, pair.found, decision, pair.nodes, stage="joint")
-        if chosen is not None:
-            self._moved |= self._replacer.replace(pair, chosen)
-        return chosen is not None
+            return Reason(f"backward-{refusal.code}", str(refusal), (node,))
+        return FoundPair(pair, with_keys_innermost(pair.found.attention), shared)
 
-    def _missed(self, node: fx.Node, reason: Reason) -> bool:
-        self._questions.refuse(node, reason)
-        return False
+    def description(self, found: FoundPair) -> FoundPair:
+        """The pair itself: where gradients are read and written is part of it."""
+        return found
 
-    def _decide(self, pair: Pair, shared: frozenset[fx.Node]) -> tuple[Decision, _Kernels]:
-        """The oracle's decision, for equal attentions the same, and the kernels to choose from."""
-        kernels = self._kernels(pair)
-        inputs, kept, nodes = _original(pair, shared)
-        key = _key(pair, kernels, nodes)
-        if key not in self._known:
-            if self._questions.are_over:
-                return unmeasured(kernels, excluded(pair.found, nodes)), kernels
-            every = [kernel for some in kernels.values() for kernel in some.all]
-            outputs = [pair.found.output, *pair.results.values()]
-            baseline = Baseline(nodes, inputs, outputs)
-            compiled = CompiledCandidates(baseline, every, self._task.while_compiling, excluded(pair.found, nodes))
-            question = Question(
-                rule=RULE,
-                key=f"training {key}",
-                inputs=[node.meta["val"] for node in inputs],
-                original=compiled.baseline,
-                candidates=kernels,
-                prepare=compiled.prepare,
-                arrange=_arranged(pair, kept),
-                excluded=compiled.excluded,
-            )
-            self._known[key] = self._questions.ask(compiled, question), kernels
-        return self._known[key]
+    def candidates(self, described: FoundPair) -> list[_Tiles]:
+        """Pairs of tiles to measure."""
+        forward = tiles(described.attention, self.task.gpu)[: self._count]
+        backward = backward_tiles(described.attention, self.task.gpu)[: self._count]
+        both = [_Tiles(forward[min(k, len(forward) - 1)], tile) for k, tile in enumerate(backward)]
+        return both + [_Tiles(tile, backward[0]) for tile in forward[len(backward) :]]
 
-    def _kernels(self, pair: Pair) -> _Kernels:
-        """Kernels for each pair of tiles, by their names."""
-        attention = with_keys_innermost(pair.found.attention)
-        forward, backward = tiles(attention, self._task.gpu)[: self._count], backward_tiles(attention, self._task.gpu)
-        backward = backward[: self._count]
-        both = [(forward[min(k, len(forward) - 1)], tile) for k, tile in enumerate(backward)]
-        both += [(tile, backward[0]) for tile in forward[len(backward) :]]
-        return {_name(*two): training_kernels(pair, attention, two, self._task.device) for two in both}
+    def source(self, described: FoundPair, config: _Tiles) -> TrainingKernels:
+        """The three kernels of a pair of tiles."""
+        both = config.forward, config.backward
+        return training_kernels(described.pair, described.attention, both, self.task.device)
+
+    def compared(self, found: FoundPair) -> Comparison:
+        """Forward and backward as the graph has them."""
+        pair = found.pair
+        inputs, kept, nodes = _original(pair, found.shared)
+        return Comparison(
+            tuple(nodes),
+            tuple(inputs),
+            Baseline(nodes, inputs, [pair.found.output, *pair.results.values()]),
+            tells=("training", *sorted(pair.results)),
+            excluded=lambda: excluded(pair.found, nodes),
+            arrange=lambda: _arranged(pair, kept),
+        )
+
+    def replace(self, found: FoundPair, kernel: TrainingKernels, place: fx.Node) -> None:  # noqa: ARG002
+        """Put the calls of the kernels into the graph."""
+        self._moved |= self._replacer.replace(found.pair, kernel)
+
+    def record(self, found: FoundPair, decision: Decision) -> None:
+        """Record a decision, as one with that of the rule that asked about the same attention."""
+        record_decision(self.task.record, found.pair.found, decision, found.nodes, stage="joint")
 
 
 def _original(pair: Pair, shared: frozenset[fx.Node]) -> tuple[list[fx.Node], tuple[fx.Node, ...], list[fx.Node]]:
@@ -192,15 +231,3 @@ def _arranged(pair: Pair, kept: tuple[fx.Node, ...]) -> Callable[[Sequence[Any]]
         return None
     arrange, count = arranged(pair.found, kept), len(pair.found.inputs) + len(kept)
     return lambda values: arrange(values[1 : 1 + count])
-
-
-def _key(pair: Pair, kernels: _Kernels, nodes: Sequence[fx.Node]) -> str:
-    every = [kernel for some in kernels.values() for kernel in some.all]
-    texts = [kernel.source.text for kernel in every] + [f"{kernel.inputs} {kernel.outputs}" for kernel in every]
-    digest = hashlib.blake2b("\n".join(texts).encode(), digest_size=8).hexdigest()
-    return " ".join([digest, *sorted(pair.results), *sorted(str(node.target) for node in nodes)])
-
-
-def _name(forward: Tile, backward: Tile) -> str:
-    every = [forward, backward, *([backward.by_keys] if isinstance(backward, BackwardTile) else [])]
-    return "_".join(f"{tile.queries}x{tile.keys}_{tile.warps}w{tile.stages}s" for tile in every)

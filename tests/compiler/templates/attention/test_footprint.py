@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.templates.attention import footprint
-from regraft.compiler.templates.attention.footprint import excluded, peak_bytes, unmeasured
+from regraft.compiler.templates.attention.footprint import excluded, peak_bytes
 from regraft.compiler.templates.attention.replacement import matched
 from regraft.rewrites.profit import Decision, Question
 from regraft.rewrites.record import Evidence
@@ -63,13 +63,6 @@ def test_views_hold_what_they_view_and_take_nothing() -> None:
     module = make_fx(program, tracing_mode="fake")(torch.randn(16, 16))
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     assert peak_bytes(nodes) == 2 * 16 * 16 * 4
-
-
-def test_without_time_left_the_original_runs_unless_it_is_excluded() -> None:
-    kernels = {"best": None, "other": None}
-    assert unmeasured(kernels, "").chosen is None
-    late = unmeasured(kernels, "too large")
-    assert late.chosen == "best" and "too large" in late.evidence.note
 
 
 def test_calls_of_libraries_hold_no_scores(monkeypatch: pytest.MonkeyPatch) -> None:

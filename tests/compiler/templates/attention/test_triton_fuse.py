@@ -18,10 +18,11 @@ from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.attention import footprint
 from regraft.compiler.templates.attention import triton_fuse as attention_triton_fuse
 from regraft.compiler.templates.attention.fuse import fuse_attention
-from regraft.compiler.templates.attention.triton_fuse import AttentionPass
+from regraft.compiler.templates.attention.triton_fuse import AttentionTemplate
 from regraft.compiler.templates.common import compiled_candidates
 from regraft.compiler.templates.common.baseline import Baseline
 from regraft.compiler.templates.common.task import task_of
+from regraft.compiler.templates.common.template_pass import TemplatePass
 from regraft.rewrites.profit import Always, Never
 from regraft.rewrites.record import GraphRecord
 
@@ -49,7 +50,7 @@ def fuse(
 ) -> tuple[torch.fx.GraphModule, GraphRecord]:
     module, record = on_gpu(function, *inputs), GraphRecord("test")
     assert fuse_attention(module, Always(), record) == 0
-    run_pass(AttentionPass, module, oracle or Always(), record, thorough=thorough)
+    run_pass(AttentionTemplate, module, oracle or Always(), record, thorough=thorough)
     module.graph.lint()
     module.recompile()
     return module, record
@@ -207,7 +208,7 @@ def test_graphs_on_cpus_are_left_to_the_other_pass() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     module = make_fx(attend(capped), tracing_mode="fake")(*qkv())
-    assert run_pass(AttentionPass, module, Always(), GraphRecord("test"), thorough=False) == 0
+    assert run_pass(AttentionTemplate, module, Always(), GraphRecord("test"), thorough=False) == 0
 
 
 def test_a_mask_that_others_read_too_is_measured_as_what_the_kernel_makes_of_its_inputs() -> None:
@@ -343,7 +344,7 @@ def test_what_will_be_asked_about_is_begun_once(monkeypatch: pytest.MonkeyPatch)
     nodes, oracle = set(module.graph.nodes), Fastest(original=0.5)
     task = task_of(module.graph, oracle, GraphRecord("test"))
     assert task is not None
-    attentions = AttentionPass(task)
+    attentions = TemplatePass(AttentionTemplate(task))
     taken = attentions.begin()
     assert not oracle.questions and taken and taken <= nodes
     attentions.run_all()

@@ -18,8 +18,8 @@ from regraft.compiler.codegen.generate import generate_kernels
 from regraft.compiler.codegen.triton import TritonFailed
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.common import triton_call
-from regraft.compiler.templates.convolution.triton_fuse import RULE, ConvolutionPass
-from regraft.compiler.templates.gemm.triton_fuse import ProductPass
+from regraft.compiler.templates.convolution.triton_fuse import RULE, ConvolutionTemplate
+from regraft.compiler.templates.gemm.triton_fuse import ProductTemplate
 from regraft.rewrites.profit import Always, Never
 from regraft.rewrites.record import GraphRecord
 
@@ -47,7 +47,7 @@ def fuse(
     function: Callable[..., Any], *inputs: torch.Tensor, oracle: Any = None, **options: Any
 ) -> tuple[torch.fx.GraphModule, GraphRecord]:
     module, record = on_gpu(function, *inputs), GraphRecord("test")
-    run_pass(ConvolutionPass, module, oracle or Always(), record, **{"thorough": False, **options})
+    run_pass(ConvolutionTemplate, module, oracle or Always(), record, **{"thorough": False, **options})
     module.graph.lint()
     module.recompile()
     return module, record
@@ -206,7 +206,7 @@ def test_what_does_not_compile_loses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_products_are_the_other_pass() -> None:
     module = on_gpu(block, *EARLY)
-    assert run_pass(ProductPass, module, Always(), GraphRecord("test"), thorough=False) == 0
+    assert run_pass(ProductTemplate, module, Always(), GraphRecord("test"), thorough=False) == 0
     module, record = fuse(lambda x, w: torch.relu(x @ w), empty(64, 64), empty(64, 64))
     assert kernels(module) == []
     assert record.near_misses == []

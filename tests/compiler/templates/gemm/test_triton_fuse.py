@@ -24,8 +24,9 @@ from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.common import compiled_candidates, triton_call
 from regraft.compiler.templates.common.compiled_candidates import CompiledCandidates
 from regraft.compiler.templates.common.task import task_of
+from regraft.compiler.templates.common.template_pass import TemplatePass
 from regraft.compiler.templates.gemm import triton_fuse as gemm_triton_fuse
-from regraft.compiler.templates.gemm.triton_fuse import ProductPass
+from regraft.compiler.templates.gemm.triton_fuse import ProductTemplate
 from regraft.rewrites.profit import Always, Never
 from regraft.rewrites.record import GraphRecord
 
@@ -45,7 +46,7 @@ def fuse(
     function: Callable[..., Any], *inputs: torch.Tensor, oracle: Any = None, thorough: bool = False
 ) -> tuple[torch.fx.GraphModule, GraphRecord]:
     module, record = on_gpu(function, *inputs), GraphRecord("test")
-    run_pass(ProductPass, module, oracle or Always(), record, thorough=thorough)
+    run_pass(ProductTemplate, module, oracle or Always(), record, thorough=thorough)
     module.graph.lint()
     module.recompile()
     return module, record
@@ -152,10 +153,10 @@ def test_rows_that_are_not_aligned_are_asked_about() -> None:
 @pytest.mark.usefixtures("nothing_compiled")
 def test_in_training_only_those_are_asked_about() -> None:
     oracle, record = Fastest(), GraphRecord("test")
-    run_pass(ProductPass, on_gpu(gelu, *BERT), oracle, record, thorough=False, training=True)
+    run_pass(ProductTemplate, on_gpu(gelu, *BERT), oracle, record, thorough=False, training=True)
     assert oracle.questions == record.declined == []
     vocabulary = on_gpu(lambda x, w: torch.mm(x, w.t()), empty(4096, 768), empty(50257, 768))
-    run_pass(ProductPass, vocabulary, oracle, record, thorough=False, training=True)
+    run_pass(ProductTemplate, vocabulary, oracle, record, thorough=False, training=True)
     assert len(oracle.questions) == 1
 
 
@@ -178,7 +179,7 @@ def test_generated_kernels_are_taken_where_they_are_asked_for(function: Any, inp
         module = on_gpu(function, *inputs)
         task = task_of(module.graph, oracle, record)
         task = task and task.of(kernels_option)
-        assert (0 if task is None else ProductPass(task).run_all()) == expected
+        assert (0 if task is None else TemplatePass(ProductTemplate(task)).run_all()) == expected
     assert len(oracle.questions[-1].candidates) > 1 and "not measured" in oracle.questions[-1].excluded
 
 
@@ -187,7 +188,7 @@ def test_generated_kernels_are_taken_where_they_are_asked_for(function: Any, inp
 def test_tiles_by_the_unit_that_copies(tma: str) -> None:
     oracle = Fastest()
     for thorough in (False, True):
-        run_pass(ProductPass, on_gpu(gelu, *BERT), oracle, GraphRecord("test"), thorough=thorough, tma=tma)
+        run_pass(ProductTemplate, on_gpu(gelu, *BERT), oracle, GraphRecord("test"), thorough=thorough, tma=tma)
     kinds = {name.endswith("_tma") or "_tma_" in name for q in oracle.questions for name in q.candidates}
     assert kinds == {tma == "always"}
 
@@ -303,7 +304,7 @@ def test_reads_do_not_move_over_writes() -> None:
     with FakeTensorMode() as mode:
         FakeTensorProp(module, mode).propagate(*(torch.empty(64, 64, dtype=BF16, device="cuda") for _ in range(3)))
     record = GraphRecord("test")
-    assert run_pass(ProductPass, module, Always(), record, thorough=False) == 0
+    assert run_pass(ProductTemplate, module, Always(), record, thorough=False) == 0
     assert record.declined[0].evidence is not None
     assert "written to in between" in record.declined[0].evidence.note
 
@@ -414,7 +415,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *inputs
     module, oracle = on_gpu(function, *inputs), Fastest(original=0.1)
     task = task_of(module.graph, oracle, GraphRecord("test"))
     assert task is not None
-    products = ProductPass(task)
+    products = TemplatePass(ProductTemplate(task))
     products.begin(taken)
     before = list(names)
     products.run_all()

@@ -21,8 +21,9 @@ from torch.nn import functional as F
 from regraft.compiler.gpu import AMPERE, HOPPER, Gpu
 from regraft.compiler.templates.common import gpu, triton_call
 from regraft.compiler.templates.common.task import task_of
+from regraft.compiler.templates.gemm.match import FoundProduct
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
-from regraft.compiler.templates.gemm.triton_fuse import ProductPass, gemm_kernel, renamed
+from regraft.compiler.templates.gemm.triton_fuse import ProductTemplate, gemm_kernel, renamed
 from regraft.compiler.templates.gemm.triton_source import gemm_triton
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, fits
 from regraft.rewrites.profit import Always
@@ -155,8 +156,12 @@ def early(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, writes: 
             module.graph.call_function(torch.ops.aten.copy_.default, (w, w))
     task = task_of(module.graph, Always(), GraphRecord("test"))
     assert task is not None
-    one = ProductPass(task)
-    return any(found.product.early for node in module.graph.nodes for found in one.found(one.match(node), node))
+    one = ProductTemplate(task)
+    every = [(node, one.match(node)) for node in module.graph.nodes]
+    products = [
+        found for node, match in every if isinstance(match, FoundProduct) for found in one.variants(match, node)
+    ]
+    return any(found.product.early for found in products)
 
 
 EARLY: dict[str, tuple[bool, Callable[..., torch.Tensor]]] = {

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.gemm import triton_fuse as gemm_triton_fuse
-from regraft.compiler.templates.gemm.triton_fuse import ProductPass
+from regraft.compiler.templates.gemm.triton_fuse import ProductTemplate
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile
 from regraft.rewrites.profit import Always, Decision, Question
 from regraft.rewrites.record import Evidence, GraphRecord
@@ -46,7 +46,7 @@ def _small(product: Any, gpu: Any, count: int) -> list[GemmTile]:
 def merged(function: Callable[..., Any], *inputs: torch.Tensor) -> list[TritonTemplateKernel]:
     """The kernels in a function's graph, whose results are as near to float64 as eager's."""
     module = on_gpu(function, *inputs)
-    run_pass(ProductPass, module, Always(), GraphRecord("test"))
+    run_pass(ProductTemplate, module, Always(), GraphRecord("test"))
     module.graph.lint()
     module.recompile()
     kernels = [node.target for node in module.graph.nodes if isinstance(node.target, TritonTemplateKernel)]
@@ -95,7 +95,7 @@ def test_what_loses_alone_joins_a_launch(rows: int, lost: float, count: int) -> 
     inputs = [torch.empty(n, 1024, dtype=BF16) for n in (rows, 2048, 512, 512)]
     record = GraphRecord("test")
     module = on_gpu(narrow_first, *inputs)
-    run_pass(ProductPass, module, WideOnes(lost), record)
+    run_pass(ProductTemplate, module, WideOnes(lost), record)
     kernels = [node.target for node in module.graph.nodes if isinstance(node.target, TritonTemplateKernel)]
     assert [len(kernel.outputs) for kernel in kernels] == [2 if count == 1 else 1]
     assert len(record.declined) == count  # nobody computes with the cosine beside the last one

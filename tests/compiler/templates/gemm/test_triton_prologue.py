@@ -27,7 +27,7 @@ from regraft.compiler.templates.gemm.halves import halves
 from regraft.compiler.templates.gemm.match import FoundProduct, match_gemm
 from regraft.compiler.templates.gemm.operands import is_product
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
-from regraft.compiler.templates.gemm.triton_fuse import ProductPass, renamed
+from regraft.compiler.templates.gemm.triton_fuse import ProductTemplate, renamed
 from regraft.compiler.templates.gemm.triton_source import gemm_triton
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, fits, shared_bytes
 from regraft.rewrites.profit import Always, Never
@@ -386,7 +386,7 @@ def nothing_compiled(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fuse(function: Any, inputs: list[torch.Tensor], oracle: Any, **options: Any) -> tuple[Any, GraphRecord]:
     module, record = on_gpu(function, *inputs), GraphRecord("test")
-    run_pass(ProductPass, module, oracle, record, **{"thorough": False, **options})
+    run_pass(ProductTemplate, module, oracle, record, **{"thorough": False, **options})
     module.graph.lint()
     return module, record
 
@@ -460,7 +460,7 @@ def test_reads_of_a_prologue_do_not_move_over_writes() -> None:
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
     with FakeTensorMode() as mode:
         FakeTensorProp(module, mode).propagate(*(torch.empty(64, 64, dtype=BF16, device="cuda") for _ in range(3)))
-    assert run_pass(ProductPass, module, Always(), GraphRecord("test"), thorough=False) == 1
+    assert run_pass(ProductTemplate, module, Always(), GraphRecord("test"), thorough=False) == 1
     assert "aten.relu" in calls(module)
 
 
@@ -475,7 +475,7 @@ def test_views_from_before_a_write_are_no_reads() -> None:
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
     with FakeTensorMode() as mode:
         FakeTensorProp(module, mode).propagate(*(torch.empty(64, 64, dtype=BF16, device="cuda") for _ in range(4)))
-    run_pass(ProductPass, module, Always(), GraphRecord("test"), thorough=False)
+    run_pass(ProductTemplate, module, Always(), GraphRecord("test"), thorough=False)
     assert calls(module) == ["aten.copy_", "gemm"]
 
 

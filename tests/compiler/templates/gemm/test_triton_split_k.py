@@ -22,7 +22,7 @@ from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.common import triton_call
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
 from regraft.compiler.templates.gemm.triton_cost import estimate, is_skinny, library
-from regraft.compiler.templates.gemm.triton_fuse import ProductPass, gemm_kernel, renamed
+from regraft.compiler.templates.gemm.triton_fuse import ProductTemplate, gemm_kernel, renamed
 from regraft.compiler.templates.gemm.triton_source import gemm_triton
 from regraft.compiler.templates.gemm.triton_split_k import workspaces
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, fits
@@ -185,7 +185,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 def fuse(function: Callable[..., Any], *sizes: tuple[int, ...], **options: Any) -> tuple[Any, Fastest, GraphRecord]:
     module = on_gpu(function, *(torch.empty(s, dtype=BF16) for s in sizes))
     oracle, record = Fastest(original=1.0, x=0.5), GraphRecord("test")
-    run_pass(ProductPass, module, oracle, record, **{"thorough": False, **options})
+    run_pass(ProductTemplate, module, oracle, record, **{"thorough": False, **options})
     return module, oracle, record
 
 
