@@ -14,7 +14,7 @@ from ...ir.kernel import Assign, Fold, Loop, Statement, Update
 from ...ir.program import Reduction
 from ...ir.reducers import REDUCERS
 from ...ir.value import Guarded, Load, Op, Result, Value, operands, walk
-from .plan import SMALL, Lanes, Plan, Tile, weight_of
+from .plan import Lanes, Plan, Tile
 from .reductions import Accumulators
 from .stores import exclusive, write_store
 from .turned import Turned
@@ -226,8 +226,7 @@ class Loops:
         for rows, address, step, _ in loads.values():
             self._writer.line(f"load_rows{suffix}({rows}, {address}, {step}{left});")
         at = self._writer.fresh("v")
-        small = not self._plan.apart and self._operations(loop, turned) <= SMALL
-        self._writer.line(f"#pragma GCC unroll {count if small else 1}")
+        self._writer.line("#pragma GCC unroll 1")  # copies are no faster, and g++ takes up to four times as long
         with self._writer.block(f"for (int {at} = 0; {at} < {count}; ++{at})"):
             self._writer.line(f"const i64 {self._named(loop.var)} = {first} + {at};")
             tiles = {v: f"Codec<{kind}>::up_lanes<{lanes}>({r}[{at}])" for v, (r, _, _, kind) in loads.items()}
@@ -237,14 +236,6 @@ class Loops:
         self._out.vectors, self._out.names.variables[loop.var] = around, first
         for rows, address, step, _ in stores.values():
             self._writer.line(f"store_rows{suffix}({rows}, {address}, {step}{left});")
-
-    def _operations(self, loop: Loop, turned: Turned) -> int:
-        """The operations of a body: of a store to scattered places, g++ writes one for each lane."""
-        around = self._out.vectors
-        assert around is not None
-        left = [s.store for s in loop.body if isinstance(s, Assign) and s.store not in turned.stores]
-        steps = [self._out.dependence.stride(store.indices[0], around.var, around.lanes) for store in left]
-        return sum(map(weight_of, values(loop.body))) + around.lanes * sum(step not in (0, 1) for step in steps)
 
     def _rows(self, buffer: str, offset: Any, lanes: int) -> tuple[str, str, str, str]:
         """Declare vectors for rows of a buffer: their name, the address of the first lane's row, the step, the type."""

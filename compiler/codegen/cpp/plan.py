@@ -38,7 +38,7 @@ _LINE = 64  # bytes of a cache line
 _SCATTERED = 2  # number of contiguous accesses that take as long as one scattered access
 _TOO_SHORT = 100  # the same for a loop that fills no vector; larger than the number of accesses of any loop
 _UNROLLED = 12  # number of operations up to which a tile is written row by row
-SMALL = 24  # number of operations of a body up to which it is copied
+SMALL = 24  # number of operations of a loop's body up to which a fold has all its accumulators
 
 
 @dataclass(frozen=True)
