@@ -15,7 +15,7 @@ from torch import fx
 
 from .binding import differs
 from .call_arguments import wanted_argument
-from .graph import arguments, describe, is_tensor, op_name, rank, sees
+from .graph import arguments, describe, is_tensor, op_name, rank, reaches, sees
 from .moves import CUTS, EXPANDS, REORDERS, RESHAPES
 from .pattern import Call, Swapped
 from .reason import Reason
@@ -44,10 +44,12 @@ def other_views(term: Call, value: Any, user: fx.Node | None) -> tuple[list[Call
     while call.op in VIEWED and call.args and isinstance(call.args[0], Call) and len(wanted) <= _CHAIN:
         call = call.args[0]
         wanted.append(call)
-    while sees(user, node, *VIEWED) and len(found) <= _CHAIN:
+    if call.op in VIEWED or call.op in CUTS:
+        return None
+    while op_name(node) in VIEWED and len(found) <= _CHAIN and reaches(user, node):
         node = node.args[0]
         found.append(node)
-    if call.op in VIEWED or call.op in CUTS or not sees(user, node, call.op):
+    if not sees(user, node, call.op):
         return None
     reason = _other_dim(wanted, found) or _other_views(wanted, found)
     return None if reason is None else (wanted, found, reason)

@@ -50,7 +50,10 @@ def op_name(node: Any) -> str:
     """`packet_name` of a call node; the node's kind (``"placeholder"``, ...) otherwise; ``""`` for what is no node."""
     if not isinstance(node, fx.Node):
         return ""
-    return packet_name(node.target) if node.op == "call_function" else node.op
+    if node.op != "call_function":
+        return node.op
+    known = _names.get(id(node.target))  # as `packet_name` does: this runs a hundred times for each call of a program
+    return known[1] if known is not None else packet_name(node.target)
 
 
 def sees(user: fx.Node | None, node: Any, *names: str) -> bool:
@@ -59,7 +62,12 @@ def sees(user: fx.Node | None, node: Any, *names: str) -> bool:
     A node that later writes can change (see `effects.py`), or that ran under another autocast or grad mode than its
     user, is a leaf: its value may be read but not recomputed elsewhere.
     """
-    if op_name(node) not in names or "opaque" in node.meta:
+    return op_name(node) in names and reaches(user, node)
+
+
+def reaches(user: fx.Node | None, node: fx.Node) -> bool:
+    """Whether `user` may look through a call, whatever its operator; see `sees`."""
+    if "opaque" in node.meta:
         return False
     return user is None or user.meta.get("region") == node.meta.get("region")
 
@@ -178,10 +186,11 @@ def is_random(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, compat.OpOverload):
         return False
-    if op_name(node) in ("aten.dropout", "aten.native_dropout"):
+    name = op_name(node)
+    if name in ("aten.dropout", "aten.native_dropout"):
         p, train = node.args[1], node.args[2] if len(node.args) > 2 else True
-        return train is not False and (p != 0 or op_name(node) == "aten.native_dropout")
-    if op_name(node) == "aten.scaled_dot_product_attention":
+        return train is not False and (p != 0 or name == "aten.native_dropout")
+    if name == "aten.scaled_dot_product_attention":
         p = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         return p != 0
     return torch.Tag.nondeterministic_seeded in target.tags

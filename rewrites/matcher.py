@@ -16,7 +16,7 @@ from .behind import other_views
 from .binding import Binding, Failure, differs
 from .call_arguments import argument_pairs, arguments_differ, same_constant
 from .dims import DimSpec, Mismatch, unify
-from .graph import describe, is_number, is_tensor, op_name, sees, val
+from .graph import describe, is_number, is_tensor, op_name, reaches, sees, val
 from .pattern import HIDDEN, Anything, Call, Choice, Variable
 from .reason import Reason
 from .spelling import DTYPE, Number, Operand, Sized, Spellings
@@ -99,11 +99,12 @@ class Matcher:
         if taken is None and isinstance(term, Spellings):
             yield from self._spelled(term, value, binding, user)
             return
+        name = op_name(value)
         for label, option in term.options:
             if taken not in (None, label):
                 continue
             if isinstance(option, Call) and id(option) not in binding.nodes:
-                if sees(user, value, option.op):  # most alternatives are another operator: those cost no binding
+                if option.op == name and reaches(user, value):  # most are another operator: those cost no binding
                     yield from self._enter(option, value, binding if taken else binding.tagged(term.tag, label))
                 else:
                     self._unseen(option, value, binding, user, weak=True)
@@ -234,6 +235,8 @@ class Matcher:
         return None
 
     def _unseen(self, term: Call, value: Any, binding: Binding, user: fx.Node | None, weak: bool = False) -> None:
+        if user is None or (self.failure is not None and len(binding.nodes) < self.failure.depth):
+            return  # what was met deeper tells more
         opaque = value.meta.get("opaque") if isinstance(value, fx.Node) and op_name(value) == term.op else None
         if opaque is not None:
             self._fail(binding, opaque, user)

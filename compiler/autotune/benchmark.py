@@ -29,6 +29,7 @@ MIN_RUNS = 3
 MAX_RUNS = 100
 HOPELESS = 3.0  # ratio to the original's fastest run from which on two runs are enough
 CLEAR_RUNS, CLEAR = 5, 1.3  # number of runs after which programs that differ by this factor need no more
+APART_RUNS = 9  # number of runs after which programs need no more if the middle halves of their times do not meet
 _SEED = 2027
 
 Program = Callable[..., Any]
@@ -240,7 +241,7 @@ def _done(name: str, samples: Mapping[str, list[float]], seconds: float, late: b
     hopeless = bool(original) and min(runs) > HOPELESS * min(original or runs)
     # Long runs vary less than short ones: two of them are enough.
     enough = sum(runs) >= seconds and (len(runs) >= MIN_RUNS or min(runs) >= seconds)
-    clear = len(runs) >= CLEAR_RUNS and _is_clear(name, samples)
+    clear = len(runs) >= CLEAR_RUNS and (_is_clear(name, samples) or _is_apart(name, samples))
     return late or hopeless or enough or clear or len(runs) >= MAX_RUNS
 
 
@@ -248,6 +249,25 @@ def _is_clear(name: str, samples: Mapping[str, list[float]]) -> bool:
     """Whether a program is certainly slower than the fastest one, or faster than all others."""
     mine, others = min(samples[name]), [min(runs) for other, runs in samples.items() if runs and other != name]
     return bool(others) and (mine > CLEAR * min(others) or CLEAR * mine < min(others))
+
+
+def _is_apart(name: str, samples: Mapping[str, list[float]]) -> bool:
+    """Whether the middle half of a program's times lies beyond another's, or before all others'."""
+    if len(samples[name]) % APART_RUNS:  # asked now and then
+        return False
+    halves = {one: _middle_half(runs) for one, runs in samples.items() if runs}
+    low, high = halves.pop(name)
+    return bool(halves) and (
+        any(low > end for _, end in halves.values()) or all(high < at for at, _ in halves.values())
+    )
+
+
+def _middle_half(runs: list[float]) -> tuple[float, float]:
+    """Where the middle half of some times begins and ends; of few, all of them."""
+    if len(runs) < APART_RUNS:
+        return min(runs), max(runs)
+    low, _, high = statistics.quantiles(runs, n=4, method="inclusive")
+    return low, high
 
 
 def _clock(devices: Sequence[torch.device], cold: bool) -> Clock:

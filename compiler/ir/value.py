@@ -129,14 +129,17 @@ def walk(roots: Iterable[Value]) -> Iterator[Value]:
     stack.reverse()
     while stack:
         value = stack[-1]
-        waiting = [] if value in seen else [o for o in operands(value) if o not in seen]
+        if value in seen:
+            stack.pop()
+            continue
+        parts = operands(value)
+        waiting = [o for o in parts if o not in seen] if parts else None
         if waiting:
             stack.extend(waiting)
             continue
         stack.pop()
-        if value not in seen:
-            seen.add(value)
-            yield value
+        seen.add(value)
+        yield value
 
 
 def variables(roots: Iterable[Value]) -> set[Var]:

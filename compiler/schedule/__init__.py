@@ -99,21 +99,20 @@ def _fused(program: Program, fuse: bool, target: Target) -> tuple[list[Step], Fu
 
 def _kernels(steps: list[Step], program: Program, target: Target) -> tuple[Kernel | Extern, ...]:
     local = local_buffers(steps, program.buffers, program.outputs)
+    elsewhere = any(buffer.device.type != "cpu" for buffer in program.buffers.values())
     made: list[Kernel | Extern] = []
     for number, step in enumerate(steps):
         if isinstance(step, Extern):
             made.append(step)
             continue
-        mine = local & touched(step)
-        made.append(kernel_of(step, f"k{number}_{step.name}", program.buffers, mine, _target_of(step, program, target)))
+        mine, own = local & touched(step), CPU if elsewhere and _at_home(step, program) else target
+        made.append(kernel_of(step, f"k{number}_{step.name}", program.buffers, mine, own))
     return tuple(made)
 
 
-def _target_of(group: Group, program: Program, target: Target) -> Target:
-    """The target; for code that runs on the host in a program for another device, a CPU."""
-    elsewhere = any(buffer.device.type != "cpu" for buffer in program.buffers.values())
-    at_home = all(program.buffers[name].device.type == "cpu" for name in written(group))
-    return CPU if elsewhere and at_home else target
+def _at_home(group: Group, program: Program) -> bool:
+    """Whether code runs on the host."""
+    return all(program.buffers[name].device.type == "cpu" for name in written(group))
 
 
 def _real(steps: tuple[Kernel | Extern, ...], buffers: dict[str, Buffer]) -> dict[str, Buffer]:

@@ -90,6 +90,19 @@ def test_programs_that_are_far_apart_stop_early():
     assert done(original=[1.0] * 5) == [False]
 
 
+def test_programs_whose_times_lie_apart_stop_early():
+    def done(**samples):
+        return [trial_module._done(name, samples, seconds=1e9, late=False) for name in samples]
+
+    def times(least, runs=9):
+        return [least + 0.01 * k for k in range(runs)]
+
+    assert done(original=times(2.0), slower=times(2.1), slowest=times(2.2)) == [True, True, True]
+    assert done(original=times(2.0), alike=times(2.02), slower=times(2.1)) == [False, False, True]
+    assert done(original=times(2.0, 8), slower=times(2.1, 8)) == [False, False]
+    assert done(original=times(2.0, 2), faster=times(1.9)) == [False, True]
+
+
 def test_wall_clock_measures():
     assert wall_clock(lambda: time.sleep(0.01) or []) >= 0.01
 
