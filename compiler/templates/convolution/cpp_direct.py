@@ -381,13 +381,15 @@ extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {
 """
 
 
-def direct_cpp(dtype: torch.dtype, lanes: int) -> str:
+def direct_cpp(dtype: torch.dtype, lanes: int, columns: int) -> str:
     """The functions, to follow the preludes of `cpp`; ``KERNEL`` is the entry.
 
     It takes the images, the weight, the bias where there is one, and the result, each contiguous, then sizes: see
-    the module `direct`.
+    the module `direct`. Where whole tiles make up the `columns` of a group (channels of the result), there are no
+    others: compiling them all takes five times as long.
     """
     widest = WIDEST[lanes]
+    least = len(widest) if columns % len(widest) == 0 else 1
     tallest = len(widest)
     constants = f"""
 typedef {memory_type(dtype)} T;
@@ -397,15 +399,18 @@ constexpr int WIDEST[] = {{{", ".join(map(str, widest))}}};
 """
     pairs = []
     if dtype == torch.bfloat16 and lanes == PAIRED:
-        pairs = ["#if DOTS", f", {_tiles(widest, 'true')}", "#endif"]
-    table = "\n".join(["static const Tile TILE[][TALLEST][9] = {", _tiles(widest, "false"), *pairs, "};"])
+        pairs = ["#if DOTS", f", {_tiles(widest, least, 'true')}", "#endif"]
+    table = "\n".join(["static const Tile TILE[][TALLEST][9] = {", _tiles(widest, least, "false"), *pairs, "};"])
     return DOTS + constants + SOURCE.replace("TILES", table)
 
 
-def _tiles(widest: Sequence[int], pairs: str) -> str:
-    """The functions of all tiles, by channels and by vectors."""
+def _tiles(widest: Sequence[int], least: int, pairs: str) -> str:
+    """The functions of tiles of at least so many channels, by channels and by vectors."""
     rows = (
-        ", ".join(f"tile<{k}, {p}, {pairs}>" if p in _WIDTHS and p <= most else "0" for p in range(max(_WIDTHS) + 1))
+        ", ".join(
+            f"tile<{k}, {p}, {pairs}>" if k >= least and p in _WIDTHS and p <= most else "0"
+            for p in range(max(_WIDTHS) + 1)
+        )
         for k, most in enumerate(widest, 1)
     )
     return "{" + ", ".join(f"{{{row}}}" for row in rows) + "}"

@@ -94,9 +94,10 @@ def _kernel(shapes: tuple[tuple[int, ...], ...], geometry: Geometry, dtype: torc
     *inputs, output = (Layout(size, contiguous(size), dtype) for size in shapes)
     pixels = prod((x if geometry.transposed else out)[2:])
     groups = geometry.groups
+    source = direct_cpp(dtype, lanes(), out[1] // groups)
     heads = (x[0], groups, x[1] // groups, out[1] // groups, int(len(shapes) > 3), int(geometry.transposed))
     return template_kernel(
-        "convolution", direct_cpp(dtype, lanes()), tuple(inputs), output, 2 * x[0] * pixels * prod(weight),
+        "convolution", source, tuple(inputs), output, 2 * x[0] * pixels * prod(weight),
         (*heads, *_sides(x, weight, out, geometry)),
     )  # fmt: skip
 

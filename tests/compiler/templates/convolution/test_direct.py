@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.codegen.cpp import target
+from regraft.compiler.templates.convolution.cpp_direct import direct_cpp
 from regraft.compiler.templates.convolution.direct import direct_kernel, gradient_kernel
 
 aten = torch.ops.aten
@@ -117,10 +119,13 @@ def test_pairs_of_channels() -> None:
         assert_right(name, torch.bfloat16, True)
 
 
-def test_one_source_serves_all_sizes() -> None:
+def test_two_sources_serve_all_sizes() -> None:
+    """One has the tiles of all heights, one the highest alone: of channels that these fill."""
     kernels = [direct_kernel(call_of(name, torch.float32, True)[1]) for name in CASES]
-    assert len({kernel.unit() for kernel in kernels if kernel is not None}) == 1
+    assert len({kernel.unit() for kernel in kernels if kernel is not None}) == 2
     assert all(kernel is not None for kernel in kernels)
+    few, many = (len(re.findall(r"tile<\d+, \d+, false>", direct_cpp(torch.float32, 16, n))) for n in (64, 65))
+    assert 4 * few < many
 
 
 def test_not_a_finite_number_stays() -> None:
