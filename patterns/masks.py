@@ -14,8 +14,9 @@ from torch import fx
 from ..rewrites.binding import Binding
 from ..rewrites.facts import Choice, Positions, Uniform, ends, fact_of, nonnegative
 from ..rewrites.facts.evaluate import plainly
-from ..rewrites.graph import is_pure, is_random, is_tensor, nodes_in, op_name, rank, shape, val
+from ..rewrites.graph import is_tensor, nodes_in, op_name, rank, shape, val
 from ..rewrites.moves import CUTS, EXPANDS, REORDERS, RESHAPES
+from ..rewrites.purity import is_pure, is_random
 from ..rewrites.symbolic import SYMBOLIC, known_equal
 
 Answer = TypeVar("Answer")

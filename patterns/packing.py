@@ -18,7 +18,8 @@ import torch
 from torch import fx
 
 from ..rewrites.compat.tensors import writes_seen
-from ..rewrites.graph import describe, is_pure, is_tensor, op_name
+from ..rewrites.graph import describe, is_tensor, op_name
+from ..rewrites.purity import is_pure
 from ..rewrites.reason import Reason
 
 FROZEN = "frozen"  # mark in the metadata of inputs and constants: values that only depend on them are folded

@@ -18,8 +18,9 @@ from torch._dispatch.python import enable_python_dispatcher
 
 from . import compat
 from .effects import pass_gradient
-from .graph import erase_dead, is_pure, nodes_in, op_name, val
+from .graph import nodes_in, op_name, val
 from .memo import Memo
+from .purity import erase_dead, is_pure
 from .sizes import SizeTable
 from .symbolic import same_shape
 

@@ -13,56 +13,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import compat
-from .compat.memory import storage_key
-from .graph import arguments, is_pure, is_random, nodes_in, op_name, val, writes_statistics
+from .graph import nodes_in, op_name
+from .purity import is_random, storages, tensors_of, written
 from .reason import Reason
 
 _GRAD_MODE = "_set_grad_enabled"
 _ENTER = ("_enter_autocast", "_enter_inference_mode")
 _EXIT = ("_exit_autocast", "_exit_inference_mode")
-# What Dynamo makes of `sdpa_kernel`: backends by their names, and the call that allows these and no others.
-_BACKEND_NAMED, _ALLOW_BACKENDS = "_backend_from_string", "_sdpa_kernel"
-_SCOPES = (_GRAD_MODE, *_ENTER, *_EXIT, _BACKEND_NAMED, _ALLOW_BACKENDS)
-
-
-def storages(node: Any) -> set[int]:
-    """Identities of the storages behind a node's tensors; aliases share them."""
-    found = set()
-    for value in _tensors(val(node)):
-        try:
-            found.add(storage_key(value))
-        except (NotImplementedError, RuntimeError):  # sparse and other layouts have none
-            continue
-    return found
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [t for v in value for t in _tensors(v)]
-    return []
-
-
-def written(node: fx.Node) -> list[fx.Node]:
-    """The arguments that a call writes to."""
-    target = node.target
-    if node.op != "call_function":
-        return list(node.all_input_nodes) if node.op in ("call_module", "call_method") else []
-    if not isinstance(target, compat.OpOverload):
-        return [] if is_pure(node) or op_name(node) in _SCOPES else list(node.all_input_nodes)
-    if writes_statistics(node):
-        return [n for name, given in arguments(node).items() if name.startswith("running_") for n in nodes_in(given)]
-    if not compat.schema(target).is_mutable:
-        return []
-    out: list[fx.Node] = []
-    for position, argument in enumerate(compat.schema(target).arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        out.extend(nodes_in(given))
-    return out
+# What Dynamo makes of `sdpa_kernel`: the call that allows these kernels and no others.
+_ALLOW_BACKENDS = "_sdpa_kernel"
 
 
 def wants_gradient(node: fx.Node) -> bool:
@@ -73,7 +32,7 @@ def wants_gradient(node: fx.Node) -> bool:
 def pass_gradient(node: fx.Node) -> None:
     """Note on a new call whether gradients flow through it, from its inputs."""
     flows = any(wants_gradient(n) for n in node.all_input_nodes) and op_name(node) != "aten.detach"
-    values = _tensors(val(node))
+    values = tensors_of(node)
     node.meta["wants_gradient"] = flows and any(v.is_floating_point() or v.is_complex() for v in values)
 
 

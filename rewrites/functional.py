@@ -21,9 +21,10 @@ from torch import fx
 
 from . import compat
 from .editor import infer
-from .effects import storages, unseen, wants_gradient
-from .graph import is_random, is_tensor, op_name, val
+from .effects import unseen, wants_gradient
+from .graph import is_tensor, op_name, val
 from .layout import restore_layout, same_layout
+from .purity import is_random, storages
 from .symbolic import same_shape
 from .unread import asks_shape_alone
 

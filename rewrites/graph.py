@@ -6,7 +6,7 @@ Nothing here changes a graph; `editor.py` does that.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import fx
 
 from . import compat
 
-_SYMBOLIC = {
+SYMBOLIC_OPERATORS = {
     operator.mul: "mul", operator.add: "add", operator.sub: "sub", operator.truediv: "truediv", operator.pow: "pow",
     operator.neg: "neg", operator.floordiv: "floordiv",
 }  # fmt: skip
@@ -36,8 +36,8 @@ def packet_name(target: Any) -> str:
         return name
     if target is operator.getitem:
         return "getitem"
-    if target in _SYMBOLIC:
-        return f"sym.{_SYMBOLIC[target]}"
+    if target in SYMBOLIC_OPERATORS:
+        return f"sym.{SYMBOLIC_OPERATORS[target]}"
     return getattr(target, "__name__", None) or str(target)  # the text of a generated kernel may be very long
 
 
@@ -181,52 +181,8 @@ def nodes_in(value: Any) -> Iterator[fx.Node]:
         yield from nodes_in([value.start, value.stop, value.step])
 
 
-def is_random(node: fx.Node) -> bool:
-    """Whether a call draws from the random stream: not dropout in evaluation, nor with p = 0 unless native."""
-    target = node.target
-    if not isinstance(target, compat.OpOverload):
-        return False
-    name = op_name(node)
-    if name in ("aten.dropout", "aten.native_dropout"):
-        p, train = node.args[1], node.args[2] if len(node.args) > 2 else True
-        return train is not False and (p != 0 or name == "aten.native_dropout")
-    if name == "aten.scaled_dot_product_attention":
-        p = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-        return p != 0
-    return torch.Tag.nondeterministic_seeded in target.tags
-
-
 # Calls that change the dtype alone, below autograd.
 CASTS = ("aten._to_copy", "prims.convert_element_type")
-
-# Write to running statistics where this argument is true, though their schemas do not say so.
-_HIDDEN_WRITES = {
-    "aten.batch_norm": "training",
-    "aten.instance_norm": "use_input_stats",
-    "aten.native_batch_norm": "training",
-    "aten.cudnn_batch_norm": "training",
-    "aten.miopen_batch_norm": "training",
-    "aten._batch_norm_impl_index": "training",
-}
-
-
-# Raise where a factorization fails, by an operator of their own that they call.
-_FACTORIZATIONS = frozenset(
-    ["aten.inverse", "aten.matrix_power", "aten.linalg_matrix_power"]
-    + [f"aten.linalg_{name}" for name in ("inv", "solve", "tensorinv", "tensorsolve")]
-    + [f"aten.linalg_{name}" for name in ("cholesky", "ldl_factor", "lu_factor")]
-)
-
-
-def checks_values(node: fx.Node) -> bool:
-    """Whether a call raises for some values, and torch's compilers raise even where nobody reads the result."""
-    return op_name(node) in _FACTORIZATIONS
-
-
-def writes_statistics(node: fx.Node) -> bool:
-    """Whether a call is a normalization that updates its running statistics in place."""
-    flag = _HIDDEN_WRITES.get(op_name(node))
-    return flag is not None and arguments(node).get(flag) is not False
 
 
 def gives_view(node: Any) -> bool:
@@ -235,47 +191,6 @@ def gives_view(node: Any) -> bool:
     if not isinstance(target, compat.OpOverload):
         return False
     return any(told.alias_info is not None for told in compat.schema(target).returns)
-
-
-class PureCall:
-    """A callable of ours as the target of a `call_function` node: it makes new tensors of its inputs, and nothing else.
-
-    Calls of other Python functions may write to whatever they are given.
-    """
-
-
-def is_pure(node: fx.Node) -> bool:
-    """Whether a dead call may be erased: no writes, no randomness, no wait, no state of the process changed."""
-    if node.op == "get_attr":
-        return True
-    if node.op != "call_function":
-        return False
-    if isinstance(node.target, compat.OpOverload):
-        schema = compat.schema(node.target)
-        effects = schema.is_mutable or is_random(node) or writes_statistics(node) or node.is_impure(impure_random=False)
-        return not effects and not checks_values(node) and bool(schema.returns)
-    if isinstance(node.target, PureCall) or node.target is operator.getitem or node.target in _SYMBOLIC:
-        return True
-    return is_number(node.meta.get("val"))
-
-
-def erase_dead(graph: fx.Graph, nodes: Iterable[fx.Node], may_go: Callable[[fx.Node], bool] = is_pure) -> list[fx.Node]:
-    """Erase those of `nodes` that nobody reads, and what only they kept alive; returns what was erased.
-
-    Args:
-        graph: changed in place.
-        nodes: where to begin.
-        may_go: whether a call that nobody reads may be erased.
-    """
-    erased, todo = [], list(nodes)
-    while todo:
-        node = todo.pop()
-        if compat.is_erased(node) or node.users or not may_go(node):
-            continue
-        todo.extend(node.all_input_nodes)
-        graph.erase_node(node)
-        erased.append(node)
-    return erased
 
 
 def describe(value: Any) -> str:

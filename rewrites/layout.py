@@ -19,7 +19,8 @@ from torch import fx
 from . import compat
 from .compat.memory import storage_key
 from .editor import infer
-from .graph import is_random, is_tensor, op_name, promised, val
+from .graph import is_tensor, op_name, promised, val
+from .purity import is_random
 from .symbolic import hint, same_shape
 
 aten = torch.ops.aten

@@ -18,8 +18,9 @@ from torch import fx
 
 from .binding import Binding
 from .effects import moved_read
-from .graph import describe, is_pure, is_random, is_tensor, nodes_in, val
+from .graph import describe, is_tensor, nodes_in, val
 from .mirror import Mirror
+from .purity import is_pure, is_random
 from .reason import Reason
 from .rule import Rule
 from .sample import kind_of

@@ -21,9 +21,10 @@ from torch import fx
 
 from . import compat
 from .editor import Editor, RewriteError
-from .effects import Effects, moved_read, storages
-from .graph import is_pure, is_random, is_tensor, val
+from .effects import Effects, moved_read
+from .graph import is_tensor, val
 from .layout import adapt_users, is_kernel, restore_layout, same_layout
+from .purity import is_pure, is_random, storages
 from .sizes import SizeTable
 
 

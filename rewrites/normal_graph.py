@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from .functional import functionalize_temporaries, remove_inactive_dropout
-from .graph import is_pure, op_name, val
+from .graph import op_name, val
 from .mirror import Mirror
+from .purity import is_pure
 from .reason import site_of
 from .respell import Normalizer, Respelling
 from .unread import free_what_is_not_read

@@ -15,8 +15,9 @@ import torch
 from torch import fx
 
 from . import compat
-from .graph import is_pure, is_random, op_name, val
+from .graph import op_name, val
 from .pattern import ANYTHING, HIDDEN, Call, PatternError, Term
+from .purity import is_pure, is_random
 from .spelling import Sized
 from .symbolic import SYMBOLIC
 

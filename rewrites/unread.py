@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from .editor import Editor
-from .graph import arguments, erase_dead, is_pure, is_tensor, op_name, val
+from .graph import arguments, is_tensor, op_name, val
+from .purity import erase_dead, is_pure
 from .sizes import SizeTable
 from .symbolic import hint, known_equal
 

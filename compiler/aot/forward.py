@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...rewrites.effects import written
+from ...rewrites.purity import written
 from ..codegen.cpp_wrapper.emit import Function
 from ..codegen.cpp_wrapper.numbers import dtype_text, expression_text, integer_text, string_text
 from ..codegen.cpp_wrapper.tables import Tables

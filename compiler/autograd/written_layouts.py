@@ -14,8 +14,9 @@ from torch import fx
 from ...rewrites.editor import infer
 from ...rewrites.effects import wants_gradient
 from ...rewrites.functional import functional_form, writes_self
-from ...rewrites.graph import is_random, val
+from ...rewrites.graph import val
 from ...rewrites.layout import same_layout
+from ...rewrites.purity import is_random
 from ...rewrites.symbolic import hint, same_shape
 
 _COPY = torch.ops.aten.copy_.default

@@ -13,7 +13,7 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.editor import infer
-from ...rewrites.effects import storages
+from ...rewrites.purity import storages
 
 CAPTURED = "regraft_captured"
 """Marks a body that was captured."""

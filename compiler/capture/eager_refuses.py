@@ -26,8 +26,8 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat.memory import storage_key
-from ...rewrites.effects import written
 from ...rewrites.graph import op_name, val
+from ...rewrites.purity import written
 from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint, known_equal
 from ..lowering.refused import refused

@@ -8,10 +8,10 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
+from ...rewrites.purity import is_removable
 from ...rewrites.reason import Reason
 from ...rewrites.tracing import read_sizes_early
 from .autocast import SOURCE_META, wrap_without_autocast
-from .effects import has_effect
 
 aten = torch.ops.aten
 # Dynamo's temporary values: real tensors, and fakes of another mode, which a compiled graph must not keep alive.
@@ -85,7 +85,7 @@ def _drop_dead(graph: fx.Graph) -> None:
     notion of purity, and would erase the writes in Dynamo's subgraphs.
     """
     for node in reversed(graph.nodes):
-        if not node.users and not has_effect(node):
+        if not node.users and is_removable(node):
             graph.erase_node(node)
 
 

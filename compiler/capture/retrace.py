@@ -10,13 +10,13 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat import attention
+from ...rewrites.purity import Effect, effects_of
 from ...rewrites.reason import Reason
 from ..autograd.eager_strides import corrected
 from .asserts import ASSERT, Assertions, is_about_sizes, is_inserted, with_message
 from .audit import Derivatives, disagreement
 from .autocast import ExplicitAutocast, enabled_scopes
 from .checkpoints import CAPTURED
-from .effects import may_write
 from .fast_paths import fast_path
 from .finish import finish
 from .flex import is_flex, not_spelled, recompute_scores, spelled_out, why_kept
@@ -271,7 +271,7 @@ class Retracer(fx.Interpreter):
                 captured = _record(body, inputs, self._fake_mode, self._kept)
         except RefusedError:
             return body
-        if may_write(captured):
+        if _may_write(captured):
             return body  # Tracing has run it, and `_keep` will run it again, but its writes must happen once.
         self.submodules[self._name_of(body)] = captured
         captured.meta[CAPTURED] = True
@@ -313,3 +313,10 @@ def _fakes_of_attributes(module: torch.nn.Module, mode: Any) -> dict[str, torch.
 def _fake_attribute(tensor: torch.Tensor, mode: Any) -> torch.Tensor:
     fake = compat.fake_of(tensor, mode)
     return mode.from_tensor(tensor, static_shapes=True) if fake is None else fake
+
+
+def _may_write(gm: fx.GraphModule) -> bool:
+    """Whether running a captured graph could change memory, or sizes of its inputs."""
+    writes = Effect.WRITES | Effect.NAMES
+    calls = [node for node in gm.graph.nodes if node.op == "call_function"]
+    return any(effects_of(node) & writes or isinstance(node.target, compat.HigherOrderOperator) for node in calls)

@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from ...rewrites.compat.memory import storage_key
-from ...rewrites.effects import written
 from ...rewrites.graph import val
+from ...rewrites.purity import written
 from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint
 

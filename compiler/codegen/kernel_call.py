@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...rewrites.graph import PureCall
+from ...rewrites.purity import PureCall
 from ..ir.index.index import Index, Least, Most, Quotient, Remainder, Size, terms
 from ..ir.kernel import Kernel
 from ..ir.program import Buffer

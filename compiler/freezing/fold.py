@@ -22,11 +22,10 @@ from torch import fx
 
 from ...patterns.packing import enlarges, is_little
 from ...rewrites import compat
-from ...rewrites.effects import storages
 from ...rewrites.graph import is_tensor, op_name
 from ...rewrites.moves import REORDERS, RESIZES
+from ...rewrites.purity import is_foldable, storages, tensors_of
 from ..codegen.kernel_call import TemplateCall
-from ..passes.foldable import is_foldable, tensors_of
 
 MAX_GROWTH = 8  # how many times the bytes of the weights behind it a value may take: bfloat16 in float64 takes 4
 SMALL = 1 << 20  # bytes that are always allowed

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from ...patterns.packing import FROZEN, PACKED
-from ...rewrites.effects import written
 from ...rewrites.graph import op_name
+from ...rewrites.purity import written
 from ..runtime.calls import Boxed
 from .fold import Folded, fold
 from .guard import Guard, guarded

@@ -16,7 +16,7 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat import autograd
-from ...rewrites.effects import written
+from ...rewrites.purity import written
 from ...rewrites.words import counted
 from ..options import OptionError
 

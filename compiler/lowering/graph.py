@@ -23,11 +23,10 @@ from ...rewrites.compat import (
     attribute,
     is_mutable,
     is_subclass,
-    returns_nothing,
     tree_leaves,
 )
 from ...rewrites.faults import Faults
-from ...rewrites.graph import KNOWN_NAMESPACES
+from ...rewrites.purity import may_move
 from ...rewrites.reason import site_of
 from ..ir.index.index import Size
 from ..ir.program import Buffer, Extern, Program
@@ -252,7 +251,7 @@ class _Walk:
         self._note_known(node, "made")  # also sizes that the tensor's metadata knows by another symbol
         made = list(self._low.buffers)[before:]
         self._note_views(node, value)
-        pure = not written and _is_pure(node)
+        pure = not written and may_move(node)
         self._low.items.append(Extern(node.name, node, reads, (*made, *written), code, pure))
         if code:
             self._lowered.kept.append(Kept(node.name, str(node.target), code, message))
@@ -451,22 +450,6 @@ def _is_size(node: fx.Node) -> bool:
     return all(not isinstance(arg.meta.get("val"), torch.Tensor) for arg in node.all_input_nodes) or (
         isinstance(node.target, OpOverload) and node.target.name().startswith("aten::sym_")
     )
-
-
-def _is_pure(node: fx.Node) -> bool:
-    """Whether a call may change places with calls that have effects.
-
-    Operators of other libraries may not, whatever their schemas say: other processes may wait for them, collectives
-    above all, in the order in which the program was written.
-    """
-    if node.is_impure():
-        return False
-    if not isinstance(node.target, OpOverload):
-        return getattr(node.target, "__module__", "") in ("_operator", "builtins", "math", "torch")
-    if node.target.namespace not in KNOWN_NAMESPACES:
-        return False
-    random = torch.Tag.nondeterministic_seeded in node.target.tags
-    return not (random or is_mutable(node.target) or returns_nothing(node.target))
 
 
 def _written_inputs(graph: fx.Graph) -> frozenset[str]:

@@ -19,7 +19,8 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.effects import wants_gradient
-from ...rewrites.graph import arguments, dtype, is_pure, is_random, op_name, rank, sees, shape
+from ...rewrites.graph import arguments, dtype, op_name, rank, sees, shape
+from ...rewrites.purity import is_pure, is_random
 from ...rewrites.respell import Respelling, respelling
 from ...rewrites.symbolic import known_equal, same_shape
 from . import builders

@@ -22,9 +22,9 @@ from ...rewrites.editor import Editor
 from ...rewrites.facts import Uniform, facts_of_graph
 from ...rewrites.graph import arguments, is_tensor, op_name, rank, shape, val
 from ...rewrites.layout import adapt_users, same_layout
+from ...rewrites.purity import mutable
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known, known_equal
-from .foldable import mutable
 
 aten = torch.ops.aten
 

@@ -16,11 +16,10 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.editor import Editor
-from ...rewrites.effects import storages
 from ...rewrites.graph import val
+from ...rewrites.purity import mutable, storages
 from ...rewrites.sizes import SizeTable
 from .fold_constant_tables import compute, describe, free_name, memory_like
-from .foldable import mutable
 from .tables_to_device import brings
 
 aten = torch.ops.aten

@@ -15,9 +15,8 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat import autograd
-from ...rewrites.effects import storages
-from ...rewrites.graph import is_pure, is_random, is_tensor, val
-from .foldable import mutable
+from ...rewrites.graph import is_tensor, val
+from ...rewrites.purity import is_pure, is_random, mutable, storages
 
 
 def eliminate_common_subexpressions(graph_module: fx.GraphModule) -> int:

@@ -15,11 +15,10 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
-from ...rewrites.effects import storages
 from ...rewrites.facts import MAX_BYTES, Fact, Table, facts_of_graph, is_cheap, is_same_on_cpu, literal, on_cpu
 from ...rewrites.graph import is_tensor, nodes_in, val
+from ...rewrites.purity import is_foldable, mutable, storages, tensors_of
 from ..lowering.core import TABLE_SPAN
-from .foldable import is_foldable, mutable, tensors_of
 
 _NAME = "_folded"
 _INT32 = torch.iinfo(torch.int32)

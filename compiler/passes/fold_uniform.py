@@ -18,9 +18,9 @@ from ...rewrites.facts import Fact, Uniform, facts_of_graph, is_known_exactly, s
 from ...rewrites.graph import op_name, val
 from ...rewrites.layout import same_layout
 from ...rewrites.moves import VIEWS
+from ...rewrites.purity import mutable
 from ...rewrites.sizes import SizeTable
 from .fold_constant_tables import compute
-from .foldable import mutable
 
 aten = torch.ops.aten
 

@@ -18,7 +18,8 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import is_pure, nodes_in, op_name, val
+from ...rewrites.graph import nodes_in, op_name, val
+from ...rewrites.purity import is_pure
 from ...rewrites.sizes import SizeTable
 
 aten = torch.ops.aten

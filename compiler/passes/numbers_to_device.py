@@ -19,7 +19,8 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.editor import Editor, RewriteError, require_same_meta
-from ...rewrites.graph import arguments, erase_dead, op_name, val
+from ...rewrites.graph import arguments, op_name, val
+from ...rewrites.purity import erase_dead
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import symbols_of
 

@@ -24,7 +24,7 @@ from ...rewrites.graph import arguments, op_name, rank, shape, val
 from ...rewrites.moves import ALIASES, COPIES, RESHAPES
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known, known_equal, same_shape
-from .foldable import is_zeros
+from .zeros import is_zeros
 
 aten = torch.ops.aten
 

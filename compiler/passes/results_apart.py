@@ -13,7 +13,7 @@ from collections.abc import Hashable, Set
 import torch
 from torch import fx
 
-from ...rewrites.effects import storages
+from ...rewrites.purity import storages
 from .cse import frozen
 
 

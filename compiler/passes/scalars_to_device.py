@@ -16,8 +16,8 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.facts import Uniform, facts_of_graph, is_known_exactly
 from ...rewrites.graph import is_tensor, val
+from ...rewrites.purity import mutable
 from ...rewrites.sizes import SizeTable
-from .foldable import mutable
 
 aten = torch.ops.aten
 

@@ -20,9 +20,10 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import op_name, val
+from ...rewrites.purity import is_foldable
 from ...rewrites.sizes import SizeTable
 from .fold_constant_tables import compute
-from .foldable import is_foldable, is_zeros
+from .zeros import is_zeros
 
 aten = torch.ops.aten
 

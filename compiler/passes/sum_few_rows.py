@@ -22,7 +22,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, op_name, rank, shape, val
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import hint, known_equal
-from .foldable import is_zeros
+from .zeros import is_zeros
 
 aten = torch.ops.aten
 

@@ -17,7 +17,8 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.facts import literal
-from ...rewrites.graph import arguments, is_pure, is_tensor, op_name, val
+from ...rewrites.graph import arguments, is_tensor, op_name, val
+from ...rewrites.purity import is_pure
 from ...rewrites.sizes import SizeTable
 
 aten = torch.ops.aten

@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..graph import dtype, is_pure, is_tensor, nodes_in, op_name, rank, val
+from ..graph import dtype, is_tensor, nodes_in, op_name, rank, val
+from ..purity import is_pure
 from ..symbolic import concrete, hint
 from .fact import REAL, Choice, Fact, Number, Positions, Table, Uniform
 

@@ -10,7 +10,7 @@ from regraft.compiler import pipeline
 from regraft.compiler.passes import registry
 
 # Modules of `passes/` that are no passes: what runs and describes them, and what several of them ask.
-NO_PASSES = {"__init__", "registry", "containment", "foldable", "conv_layout_cost", "layout_ends"} | {
+NO_PASSES = {"__init__", "registry", "containment", "zeros", "conv_layout_cost", "layout_ends"} | {
     "linear_cross_entropy"
 }
 

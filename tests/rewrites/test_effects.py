@@ -2,38 +2,13 @@ import torch
 from support.engine import X, calls, capture
 from torch.nn import functional as F
 
-from regraft.rewrites.effects import Effects, mark_gradients, storages, wants_gradient, written
-from regraft.rewrites.graph import PureCall, is_pure, is_random, op_name
+from regraft.rewrites.effects import Effects, mark_gradients, wants_gradient
+from regraft.rewrites.purity import is_random
 
 
 def effects(function, *inputs):
     module = capture(function, *(inputs or (X,)))
     return Effects(module.graph), calls(module)
-
-
-def test_views_share_storage():
-    _, (view, exp) = effects(lambda a: torch.exp(a.view(4, 3)))
-    assert storages(view) == storages(view.args[0]) and not storages(view) & storages(exp)
-
-
-def test_what_a_call_writes():
-    _, (add, copy, exp) = effects(lambda a: torch.exp(a.add_(1).copy_(a)))
-    assert [written(n) for n in (add, copy, exp)] == [[add.args[0]], [add], []]
-
-
-def test_calls_of_other_functions_may_write_and_kernels_of_ours_do_not():
-    class Kernel(PureCall):
-        __name__ = "kernel"
-
-        def __call__(self, x):
-            return x + 1
-
-    for target, writes in ((torch.exp, True), (Kernel(), False)):
-        graph = torch.fx.Graph()
-        x = graph.placeholder("x")
-        call = graph.call_function(target, (x,))
-        call.meta["val"] = torch.empty(2)
-        assert (written(call) == [x], is_pure(call)) == (writes, not writes)
 
 
 def test_writes_through_views_are_found_by_position():
@@ -53,11 +28,6 @@ def test_draws():
     drop, rand = (found.position[n] for n in nodes if is_random(n))
     assert found.draws_between(drop, 99, {drop})
     assert not found.draws_between(-1, 99, {drop, rand}) and not found.draws_between(rand, 99, set())
-
-
-def test_dead_code_is_erased_only_where_pure():
-    _, nodes = effects(lambda a: (torch.exp(a), F.dropout(a, 0.5), a.add_(1), F.dropout(a, 0.5, False)))
-    assert [is_pure(n) for n in nodes] == [True, False, False, True]
 
 
 def test_regions():
@@ -85,16 +55,6 @@ def test_gradients_flow():
     mark_gradients(module.graph, [True, False])
     (outputs,) = module.graph.output_node().args
     assert [wants_gradient(n) for n in outputs] == [False, True, False, False, False, True]
-
-
-def test_running_statistics_are_written_though_no_schema_says_so():
-    def function(a, mean, var):
-        return F.batch_norm(a, mean, var, training=True), F.batch_norm(a, mean, var)
-
-    _, nodes = effects(function, torch.randn(4, 3), torch.zeros(3), torch.ones(3))
-    training, evaluation = (n for n in nodes if op_name(n) == "aten.batch_norm")
-    assert [n.name for n in written(training)] == ["mean_1", "var_1"] and not is_pure(training)
-    assert written(evaluation) == [] and is_pure(evaluation)
 
 
 def test_a_switch_of_streams_separates_regions():

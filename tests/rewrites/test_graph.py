@@ -11,7 +11,8 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regraft.rewrites.graph import checks_values, packet_name
+from regraft.rewrites.graph import packet_name
+from regraft.rewrites.purity import checks_values
 
 aten = torch.ops.aten
 

@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from ....rewrites.compat import OpOverload, aliasing_arguments, is_mutable
-from ....rewrites.effects import storages
 from ....rewrites.graph import TORCH_NAMESPACES, nodes_in, packet_name, val
+from ....rewrites.purity import storages
 from ..kernel_call import KernelCall
 
 # Operators that always return new memory. Schemas do not tell: `aten.copy` and `aten._unsafe_view` are not annotated,

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ....rewrites.graph import PureCall, op_name
+from ....rewrites.graph import op_name
 from ....rewrites.moves import VIEWS
+from ....rewrites.purity import PureCall
 from ..kernel_call import KernelCall
 from .stride_checks import is_doubtful, is_trusted, order_of
 

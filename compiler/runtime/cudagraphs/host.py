@@ -19,7 +19,8 @@ import torch
 from torch import fx
 
 from ....rewrites import compat
-from ....rewrites.graph import is_pure, op_name, val
+from ....rewrites.graph import op_name, val
+from ....rewrites.purity import is_pure
 from ....rewrites.symbolic import SYMBOLIC, symbols_of
 from ..calls import Boxed
 

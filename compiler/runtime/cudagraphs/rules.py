@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 from ....rewrites import compat
-from ....rewrites.effects import written
 from ....rewrites.graph import KNOWN_NAMESPACES, arguments, op_name, val
+from ....rewrites.purity import written
 from ....rewrites.reason import Reason
 from ...options.fields import RngPolicy
 

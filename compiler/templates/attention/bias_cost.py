@@ -13,7 +13,8 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from ....rewrites.graph import CASTS, is_pure
+from ....rewrites.graph import CASTS
+from ....rewrites.purity import is_pure
 from ..common.formula import COPIES, NUMBERS, is_move, packet
 from ..common.formula_nodes import mask_formula
 

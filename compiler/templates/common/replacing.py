@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from ....rewrites.graph import erase_dead
-from ...capture.effects import has_effect
+from ....rewrites.purity import erase_dead, is_removable
 from .cpp_call import Layout
 
 aten = torch.ops.aten
@@ -70,7 +69,7 @@ def erase_replaced(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
     """
     replaced = set(nodes)
     calls = (node for node in nodes if node.op == "call_function")
-    erase_dead(graph, calls, lambda node: node.op == "call_function" and (node in replaced or not has_effect(node)))
+    erase_dead(graph, calls, lambda node: node.op == "call_function" and (node in replaced or is_removable(node)))
 
 
 class Copies:

@@ -17,7 +17,7 @@ import functools
 
 from torch import fx
 
-from ....rewrites.effects import written
+from ....rewrites.purity import written
 from ..common.formula import COPIES
 from ..common.order import is_written_by_kernel, root_of
 from .match import FoundProduct

@@ -13,7 +13,8 @@ from torch import fx
 
 from regraft.compiler.normal import LOWERED_FORM
 from regraft.rewrites.effects import mark_gradients
-from regraft.rewrites.graph import is_random, op_name
+from regraft.rewrites.graph import op_name
+from regraft.rewrites.purity import is_random
 
 ATTENTION = "matmul(softmax(matmul(%0, permute(%1, [0, 1, 3, 2])), -1), %2)"
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from .....rewrites.compat import argument
 from .....rewrites.editor import infer
-from .....rewrites.graph import erase_dead
+from .....rewrites.purity import erase_dead
 from .....rewrites.reason import Reason
 from ....autograd.joint_graph import backward_nodes, mark_recomputed
 from ....prims import is_hashed, ops
