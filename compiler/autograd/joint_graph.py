@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ...rewrites.moves import EXPANDS, REORDERS, RESIZES
+from ...rewrites.graph import op_name
+from ...rewrites.moves import ALIASES, EXPANDS, REORDERS, RESIZES
 
 WHOLE_VIEWS = RESIZES | REORDERS | EXPANDS  # their results have all elements of their operand
 
@@ -29,3 +32,12 @@ def incoming_gradients(joint: fx.Graph) -> list[fx.Node]:
 def mark_recomputed(node: fx.Node, recomputed: bool) -> None:
     """Have the backward compute a node of a joint graph anew, or have it kept (False), whatever that costs."""
     node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE if recomputed else CheckpointPolicy.MUST_SAVE
+
+
+def readers(value: fx.Node) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
+    """What reads a value or a view of all of it, each with the views in between; other names of it count as views."""
+    for user in list(value.users):
+        if op_name(user) in WHOLE_VIEWS | ALIASES:
+            yield from ((reader, (user, *views)) for reader, views in readers(user))
+        else:
+            yield user, ()

@@ -20,10 +20,9 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import op_name, val
-from ...rewrites.moves import ALIASES
+from ...rewrites.graph import val
 from ...rewrites.sizes import SizeTable
-from ..autograd.joint_graph import WHOLE_VIEWS, backward_nodes, mark_recomputed
+from ..autograd.joint_graph import backward_nodes, mark_recomputed, readers
 
 aten = torch.ops.aten
 
@@ -51,13 +50,13 @@ def recompute_norms(graph_module: fx.GraphModule) -> int:
     count = 0
     for node in norms:
         result = _parts(node).get(0)
-        readers = None if result is None else _readers(result, needed)
-        if not readers or not _is_plain(node, result, backward):
+        found = None if result is None else _readers(result, needed)
+        if not found or not _is_plain(node, result, backward):
             continue
         made.clear()
         with editor.at(max(_parts(node).values()).next):
             again = _again(editor, node, val(result).dtype)
-        for reader, steps in readers:
+        for reader, steps in found:
             reader.replace_input_with(steps[-1] if steps else result, _followed(editor, again, steps))  # type: ignore[arg-type]
         for part in made:
             mark_recomputed(part, True)
@@ -77,19 +76,15 @@ def _readers(
         y = silu(batch_norm(x))        the forward needs y, and the backward of y * gate reads it
     """
     found: list[tuple[fx.Node, tuple[fx.Node, ...]]] = []
-    for user in list(value.users):
-        if op_name(user) in WHOLE_VIEWS | ALIASES:
-            inner = _readers(user, needed, (*steps, user))
-            if inner is None:
-                return None
-            found += inner
-        elif user not in needed:
+    for user, views in readers(value):
+        path = (*steps, *views)
+        if user not in needed:
             if not _is_pointwise(user):
                 return None
-            found.append((user, steps))
-        elif len(steps) < _STEPS and _is_pointwise(user) and len(user.all_input_nodes) == 1:
+            found.append((user, path))
+        elif len(path) < _STEPS and _is_pointwise(user) and len(user.all_input_nodes) == 1:
             returned = any(reader.op == "output" for reader in user.users)
-            found += [] if returned else _readers(user, needed, (*steps, user)) or []
+            found += [] if returned else _readers(user, needed, (*path, user)) or []
     return found
 
 

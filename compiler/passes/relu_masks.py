@@ -16,7 +16,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import op_name
 from ...rewrites.moves import ALIASES
 from ...rewrites.sizes import SizeTable
-from ..autograd.joint_graph import WHOLE_VIEWS, backward_nodes
+from ..autograd.joint_graph import backward_nodes, readers
 
 aten = torch.ops.aten
 
@@ -57,14 +57,8 @@ def _is_read_alone(result: fx.Node, backward: set[fx.Node]) -> bool:
     """Whether only the backwards of ReLUs read a value of the forward in the backward, through no view either."""
     if result in backward or result.op != "call_function" or "recompute" in result.meta:
         return False
-    waiting = [result]
-    while waiting:
-        node = waiting.pop()
-        for user in node.users:
-            if user.op == "output":
-                return False
-            if op_name(user) in WHOLE_VIEWS | ALIASES:
-                waiting.append(user)
-            elif user in backward and (user.target is not _BACKWARD or user.args[1] is not node):
-                return False
+    for user, views in readers(result):
+        read = views[-1] if views else result
+        if user.op == "output" or (user in backward and (user.target is not _BACKWARD or user.args[1] is not read)):
+            return False
     return True
