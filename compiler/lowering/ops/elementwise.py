@@ -56,12 +56,12 @@ def elementwise(
     numbered = list(enumerate(operands))
 
     def value(indices: tuple[Any, ...]) -> Value:
-        return compute(*(_operand(o, indices, common, opmath and _is_scalar(k, o), decides) for k, o in numbered))
+        return compute(*(_operand(o, indices, common, opmath and is_scalar(k, o), decides) for k, o in numbered))
 
     return low.pointwise(value, sizes, result)
 
 
-def _is_scalar(place: int, operand: Any) -> bool:
+def is_scalar(place: int, operand: Any) -> bool:
     """Whether eager's kernels, which may take a second operand as a number, take this one so."""
     if not isinstance(operand, Tensor):
         return True

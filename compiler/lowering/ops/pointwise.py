@@ -19,7 +19,7 @@ from ..core import Lowering, Tensor, cast, const, lowers
 from ..scalars import Scalar, exact, literal
 from ..sizes import Unlowered
 from .copies import copied
-from .elementwise import Kind, at_least, at_most, broadcast, element, elementwise, promoted, rounded, widened
+from .elementwise import Kind, at_least, at_most, broadcast, element, elementwise, is_scalar, promoted, rounded, widened
 
 # -- tables: operators that are one operation -----------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ def _round_decimals(low: Lowering, x: Tensor, *, decimals: int) -> Tensor:
         scaled = op("round", times(a, ten) if decimals > 0 else over(a, ten))
         return over(scaled, ten) if decimals > 0 else times(scaled, ten)
 
-    return elementwise(low, [x], compute)
+    return elementwise(low, [x], compute, decides=True)
 
 
 # -- arithmetic -----------------------------------------------------------------------------------------------------
@@ -142,7 +142,11 @@ def _div(low: Lowering, x: Any, y: Any, *, rounding_mode: str | None = None) -> 
     if rounding_mode == "trunc" and inverted and common.is_floating_point:
         inverse = _inverse(y, compute_dtype(common))
         return elementwise(low, [x], lambda a: op("trunc", times(a, inverse)), "int_to_float", decides=True)
-    return elementwise(low, [x, y], lambda a, b: _divided(a, b, rounding_mode), opmath=True, decides=True)
+    if rounding_mode == "floor":
+        return _floor_divide(low, x, y)
+    if common in HALVES and not is_scalar(1, y):
+        return elementwise(low, [x, y], lambda a, b: op("trunc", rounded(over(a, b), common)), decides=True)
+    return elementwise(low, [x, y], lambda a, b: op("truncdiv", a, b), opmath=True, decides=True)
 
 
 def _inverse(number: float, precision: torch.dtype) -> float:
@@ -150,13 +154,10 @@ def _inverse(number: float, precision: torch.dtype) -> float:
     return torch.tensor(float(number), dtype=precision).reciprocal().item()
 
 
-def _divided(a: Value, b: Value, rounding_mode: str) -> Value:
-    return op("floordiv" if rounding_mode == "floor" else "truncdiv", a, b)
-
-
 @lowers("aten.floor_divide")
 def _floor_divide(low: Lowering, x: Any, y: Any) -> Tensor:
-    return elementwise(low, [x, y], lambda a, b: op("floordiv", a, b), opmath=True, decides=True)
+    of_tensor = isinstance(x, Tensor)  # a number that is divided is rounded as tensors are, one that divides is not
+    return elementwise(low, [x, y], lambda a, b: op("floordiv", a, b), opmath=of_tensor, decides=True)
 
 
 @lowers("aten.square")

@@ -122,6 +122,22 @@ def test_division(dtype, mode):
     agree(lambda x, y: (torch.remainder(x, y), torch.fmod(x, y), torch.floor_divide(x, y)), x, y)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_16_bits_are_rounded_before_they_become_integers(dtype):
+    """Each difference is a whole unit: quotients, dividends that are numbers, and what is rounded to decimals."""
+
+    def quotients(x, y):
+        cut = torch.div(x, y, rounding_mode="trunc"), torch.div(x[0], y, rounding_mode="trunc")
+        return *cut, torch.div(x, 0.3, rounding_mode="trunc"), 3.7 // y, 3.7 % y
+
+    def decimals(x, y):
+        return (x * y).round(decimals=1), x.round(decimals=4), x.round(decimals=-1), x.round(decimals=2)
+
+    x, y = torch.linspace(-70, 71, 999).to(dtype), torch.linspace(0.6, 3, 999).to(dtype)
+    compiled_agrees(quotients, x, y, rtol=0, atol=0)
+    compiled_agrees(decimals, x, y, rtol=0, atol=0)
+
+
 @takes_turns("dtype")
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 5, 7.0, 16, 17, 0.5, -0.5, -1, -2, -3, 2.5])
 @pytest.mark.parametrize(
