@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ...rewrites.compat import tree_leaves
+from ...rewrites.symbolic import hint, lies_under_guard
 
 _HALVES = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
@@ -70,13 +71,13 @@ def _over_lists(one: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _add(x: Any, y: Any, *, alpha: Any = 1) -> Any:
-    if not isinstance(alpha, torch.SymFloat):
+    if not isinstance(alpha, torch.SymFloat) or _beyond(alpha, torch.result_type(x, y)):
         return NotImplemented
     return _precisely(lambda x, y: x + y * alpha, x, y)
 
 
 def _sub(x: Any, y: Any, *, alpha: Any = 1) -> Any:
-    if not isinstance(alpha, torch.SymFloat):
+    if not isinstance(alpha, torch.SymFloat) or _beyond(alpha, torch.result_type(x, y)):
         return NotImplemented
     return _precisely(lambda x, y: x - y * alpha, x, y)
 
@@ -118,10 +119,18 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 def _full_like(x: Any, number: Any, **kwargs: Any) -> Any:
-    if not isinstance(number, torch.SymFloat) or not (kwargs.get("dtype") or x.dtype).is_floating_point:
+    dtype = kwargs.get("dtype") or x.dtype
+    if not isinstance(number, torch.SymFloat) or not dtype.is_floating_point or _beyond(number, dtype):
         return NotImplemented
     made: Any = torch.ones_like(x, **kwargs)
     return made * number
+
+
+def _beyond(number: Any, dtype: torch.dtype) -> bool:
+    """Whether eager may refuse to make an element of a number; if it does not on the example, a guard holds later ones."""
+    if dtype != torch.float16 or hint(number) is None:
+        return False
+    return not lies_under_guard(number, *(int(limit) for limit in (torch.finfo(dtype).min, torch.finfo(dtype).max)))
 
 
 def as_tensor(number: Any, like: Any) -> Any:

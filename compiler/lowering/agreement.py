@@ -89,6 +89,8 @@ _ELEMENTS = _named("""
     scatter.value_reduce: value
     constant_pad_nd.default: value
     threshold.default: threshold value
+    hardtanh.default: min_val max_val
+    linspace.default: start end
     clamp.default: min max
     clamp_min.default: min
     clamp_max.default: max

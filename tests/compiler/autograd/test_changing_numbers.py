@@ -71,6 +71,19 @@ def test_integers_times_a_float_are_what_eager_makes_of_them(name):
             assert isinstance(expected, str) or (found.dtype == expected.dtype and torch.equal(found, expected))
 
 
+@pytest.mark.parametrize("name", ["add", "sub", "full_like", "lists", "addcmul"])
+def test_numbers_that_float16_does_not_hold(name):
+    """Eager refuses what it converts; infinity it takes, and `addcmul` computes in float32."""
+    torch._dynamo.reset()
+    call, pair = CALLS[name], torch.linspace(0.5, 4, 6).half().reshape(2, 3)
+    compiled = torch.compile(call, backend="regraft", dynamic=True)
+    for n in (1.5, 2.5, 65504.0, 7e4, -7e4, float("inf"), 1.5):
+        expected, found = (outcome(f, *pair.unbind(), n) for f in (call, compiled))
+        assert type(found) is type(expected), (n, found, expected)
+        if not isinstance(expected, str):
+            torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
 OPTIMIZERS = {
     "sgd": lambda p, foreach: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=foreach),
     "rmsprop": lambda p, foreach: torch.optim.RMSprop(p, lr=0.1, foreach=foreach),
