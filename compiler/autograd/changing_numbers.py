@@ -127,10 +127,11 @@ def _full_like(x: Any, number: Any, **kwargs: Any) -> Any:
 
 
 def _beyond(number: Any, dtype: torch.dtype) -> bool:
-    """Whether eager may refuse to make an element of a number; if it does not on the example, a guard holds later ones."""
-    if dtype != torch.float16 or hint(number) is None:
+    """Whether eager may refuse to make an element of a number; where not, a guard holds later numbers to that."""
+    if dtype != torch.float16:
         return False
-    return not lies_under_guard(number, *(int(limit) for limit in (torch.finfo(dtype).min, torch.finfo(dtype).max)))
+    least, greatest = int(torch.finfo(dtype).min), int(torch.finfo(dtype).max)
+    return hint(number) is not None and not lies_under_guard(number, least, greatest)
 
 
 def as_tensor(number: Any, like: Any) -> Any:

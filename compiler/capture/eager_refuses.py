@@ -56,7 +56,7 @@ def eager_may_refuse(graph: fx.Graph) -> Reason | None:
 def _of_call(node: fx.Node) -> tuple[str, str] | None:
     """The code and message of a call that eager runs differently from its trace."""
     name = op_name(node)
-    if "upsample_" in name and _is_empty(node) != _is_empty(node.args[0]):
+    if "upsample_" in name and (_is_empty(node) != _is_empty(node.args[0]) or _is_empty(node.args[0], 1)):
         return "resampled-to-nothing", f"{node.name} leaves nothing of an image, or makes one of nothing"
     if name == "aten.one_hot" and node.args[0].meta["val"].dtype != torch.int64:
         return "one-hot-of-other-integers", f"{node.name} is of integers that are no int64"
@@ -117,9 +117,10 @@ def _given(node: fx.Node, name: str) -> Any:
     return node.args[place] if place < len(node.args) else node.kwargs.get(name)
 
 
-def _is_empty(node: fx.Node) -> bool:
+def _is_empty(node: fx.Node, start: int = 0) -> bool:
+    """Whether a tensor has no elements, or an element of its first `start` dims has none."""
     place = _place(node)
-    return place is not None and 0 in place[1]
+    return place is not None and 0 in place[1][start:]
 
 
 def _culprit(node: fx.Node, target: fx.Node) -> str | None:

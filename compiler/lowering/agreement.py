@@ -27,6 +27,7 @@ from ...rewrites.symbolic import equal_under_guard, hint, known_equal, lies_unde
 _LONG = frozenset({torch.int64})
 _WHOLE = frozenset({torch.int32, torch.int64})
 _HALVES = (torch.bfloat16, torch.float16)
+_MASKS = (torch.bool, torch.uint8)
 
 
 def _named(text: str) -> dict[str, tuple[str, ...]]:
@@ -290,6 +291,9 @@ def _rows(_: str, given: dict[str, Any], equal: Equal = known_equal) -> str | No
 
 
 def _places(_: str, given: dict[str, Any], equal: Equal = known_equal) -> str | None:
+    wrong = _misplaced(given["self"].shape, given["indices"], equal)
+    if wrong is not None:
+        return wrong
     sizes = _indexed(given["self"].shape, given["indices"])
     values = given["values"].shape
     return None if sizes is None or _widens(values, sizes, equal) else f"values of {list(values)} for places of {sizes}"
@@ -301,9 +305,8 @@ def _indexed(sizes: Any, indices: Any) -> list[Any] | None:
     x[:, rows, columns]: the broadcast dims of indices stand in their place, or come first if the indices are not
     adjacent.
     """
-    told = [index.meta["val"] if isinstance(index, fx.Node) else index for index in indices]
-    given = {dim: index for dim, index in enumerate(told) if isinstance(index, torch.Tensor)}
-    if not given or any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
+    given = {dim: index for dim, index in enumerate(_told(indices)) if isinstance(index, torch.Tensor)}
+    if not given or any(index.dtype in _MASKS for index in given.values()):
         return None
     shared: list[Any] = []
     for shape in sorted((index.shape for index in given.values()), key=len, reverse=True):
@@ -313,6 +316,25 @@ def _indexed(sizes: Any, indices: Any) -> list[Any] | None:
     first = min(given) if max(given) - min(given) == len(given) - 1 else 0
     rest = [size for dim, size in enumerate(sizes) if dim not in given]
     return [*rest[:first], *shared, *rest[first:]]
+
+
+def _misplaced(sizes: Any, indices: Any, equal: Equal) -> str | None:
+    """Whether there are more indices than dims, or masks of other sizes than the dims that they stand for."""
+    dim = 0
+    for index in _told(indices):
+        masked = index.shape if isinstance(index, torch.Tensor) and index.dtype in _MASKS else None
+        stop = dim + (1 if masked is None else len(masked))
+        if max(stop, len(indices)) > len(sizes):
+            return f"indices of {stop} dims into {len(sizes)}"
+        if masked is not None and not _agree(masked, sizes[dim:stop], equal):
+            return f"a mask of {list(masked)} for {list(sizes[dim:stop])}"
+        dim = stop
+    return None
+
+
+def _told(indices: Any) -> list[Any]:
+    """Indices by their metadata; None stands for a whole dim."""
+    return [index.meta["val"] if isinstance(index, fx.Node) else index for index in indices]
 
 
 def _agree(sizes: Any, others: Any, equal: Equal) -> bool:

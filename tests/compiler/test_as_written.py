@@ -312,3 +312,17 @@ def test_images_of_nothing(mode, dynamic):
         torch.testing.assert_close(compiled(torch.ones(n, 2)), program(torch.ones(n, 2)))
     with pytest.raises(RuntimeError, match="greater than 0"):
         compiled(torch.ones(0, 2))
+
+
+@takes_turns("mode")
+@pytest.mark.parametrize("mode", ["nearest", "linear", "nearest-exact"])
+@pytest.mark.parametrize(("sizes", "taken"), [((2, 0, 4), False), ((0, 2, 4), True)])
+def test_images_without_channels(sizes, taken, mode):
+    """Eager takes batches of no images, and refuses images of no channels."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: F.interpolate(x, size=3, mode=mode) * 2, backend="regraft")
+    if taken:
+        assert compiled(torch.ones(sizes)).shape == (0, 2, 3)
+        return
+    with pytest.raises(RuntimeError, match="Non-empty"):
+        compiled(torch.ones(sizes))

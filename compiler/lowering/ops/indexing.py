@@ -102,10 +102,12 @@ class Advanced:
         sizes: of the result. The broadcast shape stands where the indexed dims were if those are adjacent, else first.
 
     Raises:
-        Unlowered: an index is a mask: the size of the result depends on data.
+        Unlowered: an index is a mask: the size of the result depends on data; or there are more indices than dims.
     """
 
     def __init__(self, sizes: Sequence[Any], indices: Sequence[Tensor | None]) -> None:
+        if len(indices) > len(sizes):
+            raise Unlowered("arguments", f"{len(indices)} indices into {len(sizes)} dims")
         self._from = tuple(sizes)
         self._indices = (*indices, *[None] * (len(sizes) - len(indices)))
         given = [d for d, i in enumerate(self._indices) if i is not None]

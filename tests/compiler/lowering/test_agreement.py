@@ -142,6 +142,23 @@ def test_sizes_of_what_is_written(name, dynamic):
     assert not all(fits)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_places_that_a_tensor_does_not_have(dynamic):
+    """Too many indices, and masks of other sizes than the dims that they stand for."""
+    x, place = torch.ones(3, 4), torch.tensor([0])
+    masks = [torch.ones(sizes, dtype=torch.bool) for sizes in ((), 1, 2, 3, 4, (3, 4), (4, 3), (3, 1), (3, 4, 1))]
+    indices = [(place,) * n for n in (1, 2, 3)] + [(mask,) for mask in masks] + [(place, mask) for mask in masks]
+    fits = []
+    for given in indices:
+        function = lambda x, v, *given: aten.index_put(x, given, v)  # noqa: E731
+        if refuses(function, x, x[0, 0], *given):
+            assert stays(function, x, x[0, 0], *given, dynamic=dynamic), [index.shape for index in given]
+        else:
+            fits.append(stays(function, x, x[0, 0], *given, dynamic=dynamic))
+    assert fits.count(False) >= 3
+    assert stays(lambda x, v, i: aten.index_put(x, (i,), v), x[0, 0], x[0, 0], masks[0], dynamic=dynamic)
+
+
 @pytest.mark.parametrize("name", SIZED)
 def test_sizes_that_metadata_does_not_compare(name):
     function, x, last = SIZED[name]
@@ -213,7 +230,7 @@ def test_numbers_that_change_are_held_to_what_a_dtype_holds(name):
     for dtype, other in ((torch.float16, 2**31 + 5), *integers):
         x = torch.zeros(3, dtype=dtype)
         module = trace(FILLS[name], x, 7, ROWS, numbers=True)
-        fixed = name in ("pad", "within")  # tracing takes their numbers for constants
+        fixed = name == "pad" or (name == "within" and dtype == torch.uint8)  # tracing takes it for a constant
         assert hold_sizes(module) != fixed and not lower(module).kept
         module = trace(FILLS[name], x, 7, ROWS, numbers=True)
         assert fixed or lower(module).kept, "it may be any number"
