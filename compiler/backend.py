@@ -29,7 +29,7 @@ from ..rewrites.compat import (
     ships_with_torch,
 )
 from ..rewrites.compat.attention import guard_backends
-from ..rewrites.compat.autograd import StepFacts, calls_plainly, keep_saved, places, step_facts, tell_strides
+from ..rewrites.compat.autograd import keep_saved, places, tell_strides
 from ..rewrites.compat.dispatch import forward_ad_active, guard_forward_ad
 from ..rewrites.compat.dynamo import allow_lookups_at_once, leave_to_python, on_reset
 from ..rewrites.compat.logs import code_is_logged, log_code
@@ -51,7 +51,6 @@ from .capture.interruptions import note_interruptions
 from .capture.left_to_python import left_to_python
 from .capture.outputs import flat_outputs
 from .codegen import triton
-from .codegen.wrapper.wrapper import Wrapper
 from .freezing import Folded, Freezer, refuse_training
 from .graph_code import GraphCode, Observer
 from .options import Options, cache_dir, debug_dir
@@ -66,9 +65,9 @@ from .runtime.cudagraphs.host import Split, split_host
 from .runtime.cudagraphs.replay import Replay
 from .runtime.frame_stack import with_room
 from .runtime.gc_pause import collected_once
-from .runtime.graph_cache.entry import Entry, recall, save
-from .runtime.graph_cache.key import graph_key
-from .runtime.graph_cache.training import Step, step_of
+from .runtime.graph_cache.entry import recall
+from .runtime.graph_cache.key import depends_on_values, graph_key, share_memory
+from .runtime.graph_cache.unsaved import Unsaved
 from .runtime.overlaps import apart_from_written, at_their_places, places_of
 from .stages import Stages
 
@@ -153,12 +152,7 @@ class Compilation:
         self._nested = 0.0  # seconds of graphs that were compiled while differentiating
         self._backward: Callable[..., Any] | None = None
         self._raised: Exception | None = None  # by a stage of ours within AOTAutograd
-        self._plain: Wrapper | None = None  # the wrapper of an inference graph that runs without AOTAutograd
-        self._restores = False
-        self._foreign = False  # whether a rule has put in an operator whose code the cache's key does not know
-        self._unsaved: str | None = None  # the key under which to save the compiled program
-        self._forward: tuple[Wrapper, StepFacts] | None = None  # the same in training
-        self._step: Step | None = None
+        self._unsaved = Unsaved(self._inputs, self.training, self._replay.static)
 
     @property
     def folded(self) -> Folded | None:
@@ -214,7 +208,8 @@ class Compilation:
         if "cuda" in self._devices and do(triton.can_build, default=False):
             do(triton.start)
         compiled = self._compile()
-        self._unsaved = key
+        depends = key is None or do(depends_on_values, self._example_inputs, default=True)
+        self._unsaved.key = None if depends else key
         self._contained.attempt(self._save)
         renamed = [k for k, x in enumerate(self._example_inputs) if is_renamed_tensor(x)]
         return of_plain_tensors(compiled, renamed) if renamed else compiled
@@ -236,21 +231,7 @@ class Compilation:
         leave_to_python(message)
 
     def _save(self) -> None:
-        """Save the compiled program, if it runs without AOTAutograd and without fallbacks.
-
-        For a training step, this is known once its backward is compiled, perhaps at its first run.
-        """
-        key = self._unsaved
-        if key is None or (self.training and self._step is None):
-            return
-        self._unsaved = None
-        told = all(f.stage in ("configuration", "cudagraphs", "wrapper") and not f.fault for f in self.record.fallbacks)
-        if not told or self._restores or self._foreign:
-            return
-        if self._step is not None:
-            save(key, Entry(self.record.name, None, self.record, self._replay.static.get("forward"), self._step))
-        elif self._plain is not None and not self.training:
-            save(key, Entry(self._plain.name, self._plain.parts, self.record, self._replay.static.get("inference")))
+        self._unsaved.save(self.record)
 
     def _cuda_graphs(self) -> CudaGraphs | None:
         """The object that captures this program's CUDA graphs, if they were asked for and make sense."""
@@ -276,7 +257,10 @@ class Compilation:
             return None
         rules = None if self.options.rules is None else (self.rules,)
         key = graph_key(self._gm, self._example_inputs, replace(self.options, rules=rules))
-        return key if isinstance(key, str) else None
+        if not isinstance(key, str):
+            return None
+        self._unsaved.shared = share_memory(self._example_inputs)
+        return key
 
     def _compile(self) -> Callable[..., Any]:
         """Run all stages in order."""
@@ -300,7 +284,7 @@ class Compilation:
         self.record.seconds["differentiate"] -= self._nested  # excludes a backward that is compiled at its first run
         publish(self.record)  # only now: Dynamo may start a compilation anew from within differentiate()
         self._tell()
-        self._restores = captured.restore is not None
+        self._unsaved.barred |= captured.restore is not None
         return compiled if captured.restore is None else restored(compiled, captured.restore)
 
     def _tell(self) -> None:
@@ -421,17 +405,17 @@ class Compilation:
         if returned is not None:
             tell_strides(do(strides_of_outputs, graph_module))
         self._code.note_graph(kind, graph_module)
-        self._foreign |= not all(ships_with_torch(node.target) for node in graph_module.graph.nodes)
+        self._unsaved.barred |= not all(ships_with_torch(node.target) for node in graph_module.graph.nodes)
         parts = do(split_host, graph_module) if self._replay.graphs is not None else None
         if parts is not None:
             return protected(self._compiled_apart(graph_module, parts, kind, returned))
         wrapped = partial(self._replay.wrapped, self.record.name, graph_module, kind, returned)
         captured = do(wrapped, name="cudagraphs", default=lambda call: call)
         call, wrapper = self._code.generated(graph_module, kind)
-        if wrapper is not None and kind == "inference" and calls_plainly() and self._takes_inputs(graph_module):
-            self._plain = wrapper
+        if wrapper is not None and kind == "inference":
+            self._unsaved.note_inference(graph_module, wrapper)
         if wrapper is not None and self.training:
-            do(self._note_step, graph_module, kind, wrapper)
+            do(self._unsaved.note_step, graph_module, kind, wrapper, self.record)
         return protected(call if wrapper is None else captured(call))
 
     def _compiled_apart(
@@ -446,26 +430,8 @@ class Compilation:
         host, _ = self._code.generated(parts.host, kind, "host")
         device, _ = self._code.generated(parts.device, kind)
         del self._replay.static[kind]  # the cache can only restore a single wrapper
-        self._forward = self._step = None
+        self._unsaved.forget_step()
         return parts.joined(host, captured(device))
-
-    def _takes_inputs(self, graph_module: fx.GraphModule) -> bool:
-        """Whether the graph's inputs are those of the program: AOTAutograd adds parameters and buffers itself."""
-        return len(graph_module.graph.find_nodes(op="placeholder")) == self._inputs
-
-    def _note_step(self, graph_module: fx.GraphModule, kind: GraphKind, wrapper: Wrapper) -> None:
-        """Remember what a training step needs to run without AOTAutograd, if it can."""
-        results = graph_module.graph.output_node().args[0]
-        if kind == "forward" and isinstance(results, (tuple, list)):
-            facts = step_facts(len(results))
-            self._step = None
-            self._forward = None if facts is None or not self._takes_inputs(graph_module) else (wrapper, facts)
-        elif kind == "backward" and self._forward is not None:
-            forward, facts = self._forward
-            inputs = self._inputs
-            step = step_of(forward.parts, wrapper.parts, facts, graph_module.graph, inputs)
-            self._step = step and replace(step, captured=kind in self._replay.static)
-            self._save()
 
 
 @with_room

@@ -250,20 +250,47 @@ def _keep_checks() -> None:
 def calls_plainly(in_training: bool = False) -> bool:
     """Whether the graph being compiled by AOTAutograd is called with the program's inputs as they are.
 
-    And gives its outputs as they are: no input is written, no output is a view of an input or another output, and there
-    are no subclasses, effect tokens or generator states to carry. `in_training`, an output may be the only view of what
-    it is made from: AOTAutograd makes it a tensor of its own.
+    And gives its outputs as they are: no input is written but by the graph itself (see `versions_written`), no output
+    is a view of an input or another output, grad mode stays, and there are no subclasses, effect tokens or generator
+    states to carry. `in_training`, an output may be the only view of what it is made from: AOTAutograd makes it a
+    tensor of its own.
     """
     metadata = _metadata()
     if metadata is None:
         return False
-    written = any(i.mutates_data or i.mutates_metadata for i in metadata.input_info)
+    written = metadata.grad_enabled_mutation is not None or any(map(_is_written_outside, metadata.input_info))
     own = ("non_alias", "unsafe_view_alias") if in_training else ("non_alias",)
     views = any(o.output_type.name not in own for o in metadata.output_info)
     kinds = {type(meta).__name__ for meta in metadata.subclass_inp_meta}
     plain = kinds <= {"PlainTensorMeta", "int"}
     extra = metadata.num_intermediate_bases or metadata.tokens or metadata.num_graphsafe_rng_states
     return plain and not written and not views and not extra
+
+
+def _is_written_outside(info: Any) -> bool:
+    """Whether AOTAutograd itself writes to an input after the graph has run, or gives it other sizes or memory."""
+    moved = info.mutates_metadata or info.mutates_storage_metadata or info.mutation_inductor_storage_resize
+    return bool(moved) or info.mutation_type.name == "MUTATED_OUT_GRAPH"
+
+
+def versions_written() -> tuple[int, ...]:
+    """Positions of inputs that the graph being compiled writes to and whose versions AOTAutograd counts for that.
+
+    It counts them before the graph runs; writes that are hidden from autograd are not counted.
+    """
+    metadata = _metadata()
+    return () if metadata is None else tuple(metadata.mutated_graph_handled_indices_seen_by_autograd)
+
+
+def writes_inputs() -> bool:
+    """Whether the graph being compiled writes to inputs."""
+    metadata = _metadata()
+    return metadata is not None and bool(metadata.mutated_graph_handled_indices)
+
+
+def count_writes(tensors: Sequence[torch.Tensor]) -> None:
+    """Tell autograd that tensors are written to by code that does not say so itself."""
+    torch.autograd.graph.increment_version(tensors)
 
 
 def results_of_inputs() -> tuple[int, ...]:
@@ -315,12 +342,14 @@ class StepFacts:
         outputs: of the program, the first results of the forward; `saved` follow them, for the backward.
         differentiable: of each output, whether the backward takes its gradient.
         single_views: positions of outputs that are the only view of what they are made from.
+        written: positions of inputs that the forward writes to; see `versions_written`.
     """
 
     outputs: int
     saved: int
     differentiable: tuple[bool, ...]
     single_views: tuple[int, ...] = ()
+    written: tuple[int, ...] = ()
 
 
 def step_facts(results: int) -> StepFacts | None:
@@ -341,7 +370,7 @@ def step_facts(results: int) -> StepFacts | None:
         return None
     grads = tuple(bool(o.requires_grad) and issubclass(o.raw_type, torch.Tensor) for o in metadata.output_info)
     views = [k for k, o in enumerate(metadata.output_info) if o.output_type.name == "unsafe_view_alias"]
-    return StepFacts(outputs, results - outputs, grads, tuple(views))
+    return StepFacts(outputs, results - outputs, grads, tuple(views), versions_written())
 
 
 def _is_watched() -> bool:

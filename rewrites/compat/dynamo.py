@@ -147,15 +147,24 @@ def assumed_equal(shape_env: Any) -> list[Any]:
     return [made.expr for made in asserts if any(f.name in _BROADCASTS for f in made.stack.summary())]
 
 
-def reads_values(shape_env: Any) -> bool:
-    """Whether Dynamo has symbols for values of this compilation's inputs (of a tensor, of a float), not only for sizes.
+def knows_values(shape_env: Any) -> bool:
+    """Whether something is known of the value of an input (of a tensor, of a float): its sizes do not count.
 
-    Compiling may fix such a value, by a guard, and then the symbol is in no graph.
+    Dynamo has a symbol for the value of each integer tensor without dims, such as the counter of a BatchNorm; mostly
+    nobody asks for it. What is asked becomes a guard, and the symbol may then be in no graph.
     """
     from torch._dynamo.source import TensorPropertySource
 
-    known = getattr(shape_env, "var_to_sources", {}).values()
-    return any(not isinstance(source, TensorPropertySource) for sources in known for source in sources)
+    known = getattr(shape_env, "var_to_sources", {})
+    values = {
+        symbol for symbol, sources in known.items() if not all(isinstance(s, TensorPropertySource) for s in sources)
+    }
+    if not values:
+        return False
+    asked = [guard.expr for guard in shape_env.guards]
+    fixed = [symbol for pair in shape_env.replacements.items() for symbol in pair]
+    late = [each.expr for asserts in shape_env.deferred_runtime_asserts.values() for each in asserts]
+    return any(not values.isdisjoint(expression.free_symbols) for expression in (*asked, *fixed, *late))
 
 
 def compile_name() -> str:

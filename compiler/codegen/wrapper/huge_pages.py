@@ -35,14 +35,24 @@ def empty_large(device: torch.device) -> Callable[..., torch.Tensor]:
     if advise is None:
         return allocate
 
-    def empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        made = allocate(sizes, strides, dtype)
+    return _Large(device, allocate, advise)
+
+
+class _Large:
+    """Allocates in large pages. Stored programs hold it by its device."""
+
+    def __init__(self, device: torch.device, allocate: Callable[..., torch.Tensor], advise: Any) -> None:
+        self._device, self._allocate, self._advise = device, allocate, advise
+
+    def __call__(self, sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        made = self._allocate(sizes, strides, dtype)
         start = -(-made.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         size = (made.data_ptr() + made.untyped_storage().nbytes() - start) // mmap.PAGESIZE * mmap.PAGESIZE
-        advise(start, size, _ADVICE)  # advice only: it may fail, and nothing is lost
+        self._advise(start, size, _ADVICE)  # advice only: it may fail, and nothing is lost
         return made
 
-    return empty
+    def __reduce__(self) -> Any:
+        return empty_large, (self._device,)
 
 
 def _advice() -> Any:

@@ -2,8 +2,9 @@
 
     wrapper text + objects it binds + record   ->  bytes  ->  the same function, in this process or another
 
-Only graphs that AOTAutograd calls with the program's inputs as they are can run without it (see `training`); the others
-are compiled again, from measured decisions and compiled kernels that have caches of their own.
+Only graphs that AOTAutograd calls with the program's inputs as they are can run without it (see `training`): these may
+write to inputs, but share no memory then. The others are compiled again, from measured decisions and compiled kernels
+that have caches of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from ....rewrites import compat
+from ....rewrites.compat.autograd import count_writes
 from ....rewrites.record import GraphRecord
 from ...codegen.wrapper.emit import Source
 from ...codegen.wrapper.wrapper import load
@@ -39,6 +41,7 @@ class Entry:
         record: what the compilation did.
         static: where it may be captured as a CUDA graph, the positions of inputs whose addresses stay.
         step: in training, the forward and the backward.
+        written: in inference, positions of inputs that the graph writes to, as autograd is to know.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Entry:
     record: GraphRecord
     static: frozenset[int] | None = None
     step: Step | None = None
+    written: tuple[int, ...] = ()
 
     def runner(self, graphs: CudaGraphs | None = None) -> Callable[..., tuple[Any, ...]]:
         """The graph as a function of its inputs, outside autocast; captured where `graphs` are given."""
@@ -57,6 +61,7 @@ class Entry:
             call = graphs.inference(call, self.static)
 
         def run(*inputs: Any) -> tuple[Any, ...]:
+            count_writes([inputs[place] for place in self.written])
             with torch.no_grad(), compat.autocast_off():
                 return call(list(inputs))
 

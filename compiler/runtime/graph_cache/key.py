@@ -19,7 +19,7 @@ from torch import fx
 
 from ....rewrites import compat
 from ....rewrites.compat import attention, memory
-from ....rewrites.compat.dynamo import reads_values
+from ....rewrites.compat.dynamo import knows_values
 from ....rewrites.machine import cpu_model
 from ....rewrites.reason import Reason
 from ....rewrites.symbolic import SYMBOLIC, hint
@@ -44,10 +44,8 @@ def graph_key(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Option
         options: with rules, not their names, which edited rules keep.
     """
     try:
-        if reads_values(getattr(compat.fake_mode_of(example_inputs), "shape_env", None)):
-            raise _NoKeyError(
-                "the value of an input is a symbolic number: a guard made while compiling may fix its value"
-            )
+        if depends_on_values(example_inputs):
+            raise _NoKeyError("a guard tells something of an input's value")
         devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor)}
         parts = [*_machine(), *_gpus(devices), *_state(), options.key(), *_module(gm), *_inputs(example_inputs)]
     except _NoKeyError as missing:
@@ -187,6 +185,17 @@ def _tensor(value: torch.Tensor) -> str:
         )
     marks = f"{value.requires_grad} {value.is_conj()} {value.is_neg()} {value.storage_offset()}"
     return f"tensor {tuple(value.shape)} {value.stride()} {value.dtype} {value.device} {marks}"
+
+
+def depends_on_values(inputs: Sequence[Any]) -> bool:
+    """Whether a guard of this compilation is about the value of an input."""
+    return knows_values(getattr(compat.fake_mode_of(inputs), "shape_env", None))
+
+
+def share_memory(inputs: Iterable[Any]) -> bool:
+    """Whether two inputs lie in the same memory: writes to one of them may be seen in the other."""
+    keys = [memory.storage_key(x) for x in inputs if isinstance(x, torch.Tensor) and x.layout == torch.strided]
+    return len(set(keys)) < len(keys)
 
 
 def _sharing(tensors: Iterable[torch.Tensor]) -> str:

@@ -4,7 +4,7 @@
     backward    what it kept, gradients      ->  gradients of the inputs
 
 Only where AOTAutograd does no more itself than this (`compat.autograd.step_facts`): inputs and outputs are passed as
-they are, nothing is written, sizes are known.
+they are, inputs are written by the forward alone (running statistics), sizes are known.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from ....rewrites import compat
-from ....rewrites.compat.autograd import StepFacts, clear_saved, is_view, keeps_no_zeros, own_tensor
+from ....rewrites.compat.autograd import StepFacts, clear_saved, count_writes, is_view, keeps_no_zeros, own_tensor
 from ...codegen.wrapper.emit import Source
 from ..calls import Boxed
 
@@ -75,6 +75,7 @@ def runner(step: Step, forward: Boxed, backward: Boxed) -> Callable[..., tuple[A
     function = _function(step, forward, backward)
 
     def run(*inputs: Any) -> tuple[Any, ...]:
+        count_writes([inputs[place] for place in step.facts.written])
         given = [
             x.detach() if place in step.without_gradient and isinstance(x, torch.Tensor) and x.requires_grad else x
             for place, x in enumerate(inputs)

@@ -46,7 +46,7 @@ SETTING_UP = {
     "allowed", "changes", "changing", "code_is_logged", "debug_dir", "left_out", "pass_facts", "refuse_unknown",
     "backends_around", "backends_throughout", "bodies", "captured_bodies", "is_renamed_tensor", "places_of",
     "row_by_row", "at_their_places", "at_eagers_place", "sizes_unread", "ships_with_torch", "graph_break",
-    "apart_from_written", "refusals", "_refused",
+    "apart_from_written", "refusals", "_refused", "versions_written", "writes_inputs",
 }  # fmt: skip
 
 

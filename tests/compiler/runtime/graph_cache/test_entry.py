@@ -79,9 +79,59 @@ def test_what_does_not_unpickle_is_discarded(tmp_path):
     assert recall(key) is None and not entries(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "function", [lambda x, w: x.add_(1) @ w, lambda x, w: (x.view(-1), x @ w)], ids=["writes", "views"]
-)
+@pytest.mark.parametrize("train", [False, True])
+def test_programs_with_large_results_are_recalled(tmp_path, train):
+    """The object that allocates in large pages can be stored."""
+    x = torch.randn(3, 1 << 20, requires_grad=train)
+    for _ in range(2):
+        torch.compiler.reset()
+        with torch.set_grad_enabled(train), regraft.coverage() as cov:
+            out = torch.compile(lambda x: (x.sin(), x.cumsum(-1)), backend="regraft")(x)
+            if train:
+                (out[0].sum() + out[1].mean()).backward()
+    torch.testing.assert_close(out[0], x.sin())
+    assert len(entries(tmp_path)) == 1 and all("capture" not in graph.seconds for graph in cov.graphs)
+
+
+WRITES = {
+    "in place": lambda x, w: x.add_(1) @ w,
+    "a part": lambda x, w: (x[1:3].zero_(), x @ w)[1],
+    "copy": lambda x, w: (x.copy_(x.sin() @ w), w.mul_(2), (x * w[:4]).sum())[2],
+    "detached": lambda x, w: (x.detach().add_(1), x @ w)[1],
+}
+
+
+@pytest.mark.parametrize("name", list(WRITES))
+def test_what_writes_to_inputs_is_recalled(tmp_path, name):
+    """Into their memory, as often as it is called, and autograd counts the writes."""
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    found = []
+    for run in (WRITES[name], "compiled", "recalled"):
+        torch.compiler.reset()
+        mine, call = (x.clone(), w.clone()), run if callable(run) else torch.compile(WRITES[name], backend="regraft")
+        with torch.no_grad(), regraft.coverage() as cov:
+            outs = [call(*mine) for _ in range(2)]
+        found.append((mine, outs, [y._version > 0 for y in mine]))
+    assert len(entries(tmp_path)) == 1 and all("capture" not in graph.seconds for graph in cov.graphs)
+    for mine in found[1:]:
+        torch.testing.assert_close(mine[:2], found[0][:2])
+    assert found[2][2] == found[1][2] == found[0][2]
+
+
+def test_writes_to_shared_memory_are_compiled_again(tmp_path):
+    """AOTAutograd makes one tensor of two that look at the same memory, and guards that they do."""
+    whole = torch.randn(4, 8)
+    for _ in range(2):
+        torch.compiler.reset()
+        mine, eagers = whole.clone(), whole.clone()
+        with torch.no_grad():
+            out = torch.compile(lambda x, y: x.add_(1) + y, backend="regraft")(mine[:2], mine[2:])
+        torch.testing.assert_close(out, eagers[:2] + 1 + eagers[2:])
+        torch.testing.assert_close(mine[:2], eagers[:2] + 1)
+    assert not entries(tmp_path)
+
+
+@pytest.mark.parametrize("function", [lambda x, w: (x.view(-1), x @ w)], ids=["views"])
 def test_what_needs_autograds_wrapper_is_compiled_again(monkeypatch, tmp_path, function):
     x, w = torch.randn(4, 8), torch.randn(8, 8)
     with torch.no_grad():

@@ -158,9 +158,39 @@ def test_writes_to_what_is_kept_are_noticed():
 @pytest.mark.parametrize("function", [
     lambda x, w: F.batch_norm(x @ w, torch.zeros(6), torch.ones(6), training=True),
     lambda x, w: (x @ w, x.view(-1)),
-], ids=["writes", "views"])  # fmt: skip
+    lambda x, w: (x.mul(2).add_(1) @ w).sin_(),
+], ids=["statistics", "views", "temporary"])  # fmt: skip
 def test_what_needs_autograds_wrapper_is_right(function):
     held(steps(function, tensors(True, True))[0])
+
+
+def writing(x, w, count):
+    count.add_(x.detach().sum())
+    return (x * count).sin() @ w
+
+
+def test_running_statistics_are_written():
+    """The forward writes to buffers as often as it is called, and the backward reads what it has written."""
+    found = []
+    for how in ("eager", "compiled", "recalled"):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+        x, count = torch.randn(2, 3, 6, 6), torch.zeros(())
+        run = model if how == "eager" else torch.compile(model, backend="regraft")
+        other = writing if how == "eager" else torch.compile(writing, backend="regraft")
+        given = [y.requires_grad_() for y in tensors(False, False)]
+        with regraft.coverage() as cov:
+            for _ in range(3):
+                run(x).square().sum().backward()
+                other(*given, count).sum().backward()
+        state = {name: y.clone() for name, y in model.state_dict().items()}
+        grads = [p.grad for p in (*model.parameters(), *given)]
+        found.append(([state, grads, count], [y._version > 0 for y in (*model.buffers(), count)]))
+    for made, written in found[1:]:
+        torch.testing.assert_close(made, found[0][0], rtol=1e-4, atol=1e-4)
+        assert written == found[0][1]
+    assert recalled(cov)
 
 
 def test_a_backward_that_a_compiled_program_calls_is_not_traced():

@@ -1,0 +1,82 @@
+"""A compiled program on its way to the cache: what is known of its graphs, until all of them are compiled.
+
+In training that is when the backward is compiled, perhaps at its first run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import fx
+
+from ....rewrites.compat.autograd import StepFacts, calls_plainly, step_facts, versions_written, writes_inputs
+from ....rewrites.record import GraphRecord
+from ...codegen.wrapper.wrapper import Wrapper
+from .entry import Entry, save
+from .training import Step, step_of
+
+
+class Unsaved:
+    """Notes the graphs of one compilation, and saves them where they run without AOTAutograd and without fallbacks.
+
+    Args:
+        inputs: how many the program has.
+        training: whether there is a backward.
+        static: the positions of inputs whose addresses do not change, by kind of captured graph.
+    """
+
+    def __init__(self, inputs: int, training: bool, static: Mapping[str, frozenset[int]]) -> None:
+        self.key: str | None = None  # under which to save the program, once and at all
+        self.shared = False  # whether inputs share memory
+        self.barred = False  # whether results are restored, or a rule has put in an operator that the key does not know
+        self._inputs, self._training, self._static = inputs, training, static
+        self._plain: tuple[Wrapper, tuple[int, ...]] | None = None  # of inference, and the inputs that it writes to
+        self._forward: tuple[Wrapper, StepFacts] | None = None
+        self._step: Step | None = None
+
+    def note_inference(self, graph_module: fx.GraphModule, wrapper: Wrapper) -> None:
+        """Remember the wrapper of an inference graph, if it runs without AOTAutograd."""
+        if calls_plainly() and self._takes_inputs(graph_module):
+            self._plain = wrapper, versions_written()
+
+    def note_step(self, graph_module: fx.GraphModule, kind: str, wrapper: Wrapper, record: GraphRecord) -> None:
+        """Remember what a training step needs to run without AOTAutograd, if it can; save it with its backward."""
+        results = graph_module.graph.output_node().args[0]
+        if kind == "forward" and isinstance(results, (tuple, list)):
+            facts = step_facts(len(results))
+            self._step = None
+            self._forward = None if facts is None or not self._takes_inputs(graph_module) else (wrapper, facts)
+        elif kind == "backward" and self._forward is not None:
+            forward, facts = self._forward
+            step = step_of(forward.parts, wrapper.parts, facts, graph_module.graph, self._inputs)
+            self._step = step and replace(step, captured=kind in self._static)
+            self.save(record)
+
+    def forget_step(self) -> None:
+        """A training step has parts that cannot be stored."""
+        self._forward = self._step = None
+
+    def save(self, record: GraphRecord) -> None:
+        """Save the program, if all of its graphs are known and may be stored."""
+        key = self.key
+        if key is None or (self._training and self._step is None):
+            return
+        self.key = None
+        told = all(f.stage in ("configuration", "cudagraphs", "wrapper") and not f.fault for f in record.fallbacks)
+        if not told or self.barred:
+            return
+        if self._step is not None:
+            save(key, Entry(record.name, None, record, self._static.get("forward"), self._step))
+        elif self._plain is not None and not self._training:
+            wrapper, written = self._plain
+            save(key, Entry(wrapper.name, wrapper.parts, record, self._static.get("inference"), written=written))
+
+    def _takes_inputs(self, graph_module: fx.GraphModule) -> bool:
+        """Whether the graph's inputs are those of the program: AOTAutograd adds parameters and buffers itself.
+
+        And makes one tensor of inputs that share memory where one of them is written to.
+        """
+        if self.shared and writes_inputs():
+            return False
+        return len(graph_module.graph.find_nodes(op="placeholder")) == self._inputs
