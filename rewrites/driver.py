@@ -26,7 +26,7 @@ from .faults import Faults
 from .functional import is_simplified
 from .graph import describe, op_name, val
 from .index import Index
-from .legality import Found, late_operands, veto
+from .legality import CompleteMatch, late_operands, veto
 from .live import observe, watch
 from .matcher import Matcher
 from .mirror import Mirror
@@ -226,7 +226,7 @@ class _Run:
     def _match(self, rule: Rule, node: fx.Node) -> None:
         matcher = Matcher(rule)
         for binding in matcher.match(node):
-            found = Found(rule, binding, tuple(_output_nodes(rule, binding, node)))
+            found = CompleteMatch(rule, binding, tuple(_output_nodes(rule, binding, node)))
             if self._repeats(found):
                 return
             reason = veto(found, self.mirror, keep_stream=self.settings.keep_stream)
@@ -239,7 +239,7 @@ class _Run:
         if matcher.failure is not None and node.meta.get("regraft_rule") != rule.name:
             self.refused[rule.name, node] = matcher.failure
 
-    def _repeats(self, found: Found) -> bool:
+    def _repeats(self, found: CompleteMatch) -> bool:
         """Whether a rule matches its own replacement, which it must not rewrite again; cycles of rules are stopped."""
         rule, outer = found.rule.name, found.enclosing
         if outer is not None and rule in outer.ancestors:
@@ -251,7 +251,7 @@ class _Run:
         reason = Reason("rule-loops", f"{why}: {rule} was stopped after {self.applied[rule]} applications")
         self.record.fallbacks.append(Fallback.of("rewrite", reason))
 
-    def _settle(self, found: Found) -> None:
+    def _settle(self, found: CompleteMatch) -> None:
         """Decide on a legal match, and apply or decline it, once."""
         rule, root = found.rule, found.root
         self.settled.add((rule.name, root))
@@ -280,24 +280,24 @@ class _Run:
         if self.applied[rule.name] > self.limit:
             self._stop(rule.name, f"rule {rule.name} applied more often than the graph has nodes")
 
-    def _note_forestalled(self, found: Found) -> None:
+    def _note_forestalled(self, found: CompleteMatch) -> None:
         """Record near misses of rules to explain before another rule replaces what they match."""
         own = [rule for rule in self.rules if rule.name in self.settings.explained and rule is not found.rule]
         for node in found.nodes if own else ():
             for rule in own:
                 others = Matcher(rule).match(node)
-                same = (Found(rule, b, tuple(_output_nodes(rule, b, node))) for b in others)
+                same = (CompleteMatch(rule, b, tuple(_output_nodes(rule, b, node))) for b in others)
                 if any(veto(one, self.mirror, keep_stream=self.settings.keep_stream) is None for one in same):
                     message = f"rule {found.rule.name} replaced these operators before its turn"
                     failure = Failure(rule.size, Reason("taken", message), node)
                     self.forestalled[rule.name, node] = _near_miss(rule, node, failure, found.rule.name)
 
-    def _draw(self, found: Found, kind: Literal["applied", "declined"]) -> None:
+    def _draw(self, found: CompleteMatch, kind: Literal["applied", "declined"]) -> None:
         """Note the position of the next recorded match, before its nodes are removed."""
         if self.drawing is not None:
             self.drawing.note_match(found, kind, len(getattr(self.record, kind)))
 
-    def _decide(self, found: Found, usable: list[Candidate], derived: dict[str, Any]) -> Decision:
+    def _decide(self, found: CompleteMatch, usable: list[Candidate], derived: dict[str, Any]) -> Decision:
         operands = found.operands()
         free = [c for c in usable if c.profitable or (found.rule.profitable and len(usable) == 1)]
         if free and not isinstance(self.settings.oracle, (Always, Never)):
@@ -318,7 +318,7 @@ class _Run:
         finally:
             _spend(self.record, "measure", time.perf_counter() - start)
 
-    def _apply(self, found: Found, candidate: Candidate, derived: dict[str, Any]) -> None:
+    def _apply(self, found: CompleteMatch, candidate: Candidate, derived: dict[str, Any]) -> None:
         assume(found.binding.assumed)
         operands = found.operands()
         traced = self._traced(found.rule, candidate, derived, operands)
@@ -350,7 +350,7 @@ class _Run:
             lambda: trace(partial(_call, candidate.function, derived), operands, level),
         )
 
-    def _observed(self, found: Found, old: fx.Node, new: fx.Node) -> fx.Node:
+    def _observed(self, found: CompleteMatch, old: fx.Node, new: fx.Node) -> fx.Node:
         """With live verification, keep the original and compare when the program runs."""
         if self.settings.verify != "live" or found.draws():
             return new
@@ -407,7 +407,7 @@ def _call(function: Callable[..., Any], derived: dict[str, Any], *operands: Any)
     return function(*operands, **derived)
 
 
-def _usable(found: Found, policy: Mapping[str, str]) -> tuple[list[Candidate], list[Reason]]:
+def _usable(found: CompleteMatch, policy: Mapping[str, str]) -> tuple[list[Candidate], list[Reason]]:
     usable, excluded = [], []
     for candidate in found.rule.candidates:
         reason = candidate.applies(found.binding, policy)
@@ -435,7 +435,7 @@ def _term_node(term: Any, binding: Any) -> fx.Node:
     return binding.nodes[id(term)]
 
 
-def _match(found: Found, candidate: str, evidence: Evidence) -> Match:
+def _match(found: CompleteMatch, candidate: str, evidence: Evidence) -> Match:
     root = found.root
     nodes = tuple(n.name for n in found.nodes)
     return Match(

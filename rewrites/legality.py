@@ -41,7 +41,7 @@ class Application:
 
 
 @dataclass(frozen=True)
-class Found:
+class CompleteMatch:
     """A complete match: the rule, its binding, and the mirror nodes of the pattern's outputs, root first."""
 
     rule: Rule
@@ -88,7 +88,7 @@ def _ordered(nodes: set[fx.Node]) -> list[fx.Node]:
     return sorted(nodes)
 
 
-def veto(found: Found, mirror: Mirror, *, keep_stream: bool) -> Reason | None:
+def veto(found: CompleteMatch, mirror: Mirror, *, keep_stream: bool) -> Reason | None:
     """Why a match must not be applied, or None."""
     return (
         _untried(found)
@@ -99,7 +99,7 @@ def veto(found: Found, mirror: Mirror, *, keep_stream: bool) -> Reason | None:
     )
 
 
-def _untried(found: Found) -> Reason | None:
+def _untried(found: CompleteMatch) -> Reason | None:
     for name, kinds in found.rule.kinds.items():
         node = found.binding.operands.get(name)
         if not isinstance(node, fx.Node) or not is_tensor(node):
@@ -112,7 +112,7 @@ def _untried(found: Found) -> Reason | None:
     return None
 
 
-def _escapes(found: Found) -> Reason | None:
+def _escapes(found: CompleteMatch) -> Reason | None:
     if (
         found.rule.escapes == "keep" and not found.draws()
     ):  # the random numbers that are kept and those of the replacement would differ
@@ -129,7 +129,7 @@ def _escapes(found: Found) -> Reason | None:
     return None
 
 
-def late_operands(found: Found) -> list[fx.Node] | None:
+def late_operands(found: CompleteMatch) -> list[fx.Node] | None:
     """What operands need that stands after the first output, in order; None if some of it cannot be moved before it.
 
         weights = softmax(scores);  v = permute(value);  out = matmul(weights, v)      [v]: `sdpa_with_weights` needs it
@@ -160,7 +160,7 @@ def _without_effects(first: fx.Node, last: fx.Node) -> bool:
     return True
 
 
-def _entangled(found: Found) -> Reason | None:
+def _entangled(found: CompleteMatch) -> Reason | None:
     """With several outputs, the replacement stands before the first, so that all operands must exist there."""
     if late_operands(found) is not None:
         return None
@@ -170,7 +170,7 @@ def _entangled(found: Found) -> Reason | None:
     return Reason("outputs-entangled", message, (late, first), "operands before all outputs", describe(late))
 
 
-def _moves_a_read(found: Found, mirror: Mirror) -> Reason | None:
+def _moves_a_read(found: CompleteMatch, mirror: Mirror) -> Reason | None:
     first, last = found.span()
     for node in nodes_in(list(found.binding.operands.values())):
         writer = mirror.effects.writer_between(node, first, last) if is_tensor(node) else None
@@ -179,7 +179,7 @@ def _moves_a_read(found: Found, mirror: Mirror) -> Reason | None:
     return None
 
 
-def _moves_a_draw(found: Found, mirror: Mirror, keep_stream: bool) -> Reason | None:
+def _moves_a_draw(found: CompleteMatch, mirror: Mirror, keep_stream: bool) -> Reason | None:
     draws = found.draws()
     if not draws or not keep_stream:
         return None

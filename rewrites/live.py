@@ -20,7 +20,7 @@ from .reason import Reason, site_of
 from .record import GraphRecord
 
 if TYPE_CHECKING:
-    from .legality import Found
+    from .legality import CompleteMatch
 
 logger = logging.getLogger("regraft")
 
@@ -75,7 +75,7 @@ def compare_op() -> Any:
     return torch.ops.regraft.compare.default
 
 
-def observe(editor: Editor, found: Found, old: fx.Node, new: fx.Node, watched: str) -> fx.Node:
+def observe(editor: Editor, found: CompleteMatch, old: fx.Node, new: fx.Node, watched: str) -> fx.Node:
     """Insert a comparison of `new` with a copy of the matched code; returns the value that flows on."""
     copies: dict[fx.Node, fx.Node] = {}
     for node in found.nodes:

@@ -20,7 +20,7 @@ from .reason import Site, site_of
 from .record import Region, Snapshot, SnapshotNode
 
 if TYPE_CHECKING:
-    from .legality import Found
+    from .legality import CompleteMatch
     from .mirror import Mirror
     from .record import GraphRecord
 
@@ -133,7 +133,7 @@ class Drawing:
         self._backwards = list(reversed(mirror.real.nodes))
         self._regions: list[Region] = []
 
-    def note_match(self, found: Found, kind: str, index: int) -> None:
+    def note_match(self, found: CompleteMatch, kind: str, index: int) -> None:
         """Note what a match covers in the program; to be called before it is applied."""
         self._note(kind, index, self._covered(found))
 
@@ -154,7 +154,7 @@ class Drawing:
         if positions:
             self._regions.append(Region(kind, index, tuple(positions)))
 
-    def _covered(self, found: Found) -> set[fx.Node]:
+    def _covered(self, found: CompleteMatch) -> set[fx.Node]:
         """The real nodes that exist for a match alone: its outputs, and all between them and its operands.
 
         Matches are made of mirror nodes, most of which normal form put there; the program's own nodes are found from

@@ -10,10 +10,10 @@ from . import compat
 from .editor import RewriteError, infer, require_same_meta
 from .graph import is_tensor, op_name, val
 from .layout import same_layout
-from .legality import Found
+from .legality import CompleteMatch
 
 
-def verify_rewrite(found: Found, outputs: Sequence[fx.Node]) -> None:
+def verify_rewrite(found: CompleteMatch, outputs: Sequence[fx.Node]) -> None:
     """Check one rewrite: as many outputs as the pattern has, equal metadata, provenance kept.
 
     Raises:

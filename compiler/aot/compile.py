@@ -26,8 +26,8 @@ from ..runtime.calls import Boxed
 from .artifact import FORMAT, span, write
 from .build import build, instructions, missing_text
 from .errors import AotError
-from .forward import Forward, loading_text
-from .program import Program, export_model, program_of
+from .forward import ForwardFunction, loading_text
+from .program import AotProgram, export_model, program_of
 from .runtime_source import ARTIFACT, ENTRY, HELPERS
 from .structure import structure_json
 
@@ -66,7 +66,7 @@ def aot_compile(
     compiled = _Compiled(exported, chosen)
     tables = Tables(ARTIFACT)
     try:
-        forward = Forward(compiled.program, compiled.graph_module, tables)
+        forward = ForwardFunction(compiled.program, compiled.graph_module, tables)
         loading = loading_text(tables, compiled.folded, compiled.program.state)
     except NotInCppError as refusal:
         raise AotError(_refused(refusal)) from None
@@ -150,7 +150,7 @@ class _Compiled:
         return shared
 
 
-def _manifest(compiled: _Compiled, forward: Forward, tables: Tables, name: str) -> dict[str, Any]:
+def _manifest(compiled: _Compiled, forward: ForwardFunction, tables: Tables, name: str) -> dict[str, Any]:
     program = compiled.program
     isa, features = instructions()
     stored = [v for v in tables.constants.values() if v is not None]
@@ -177,7 +177,7 @@ def _manifest(compiled: _Compiled, forward: Forward, tables: Tables, name: str) 
     }
 
 
-def _input_json(one: Any, forward: Forward) -> dict[str, Any]:
+def _input_json(one: Any, forward: ForwardFunction) -> dict[str, Any]:
     if one.kind == "constant":
         return {"name": one.name, "kind": "constant", "value": one.value}
     sizes = [n if isinstance(n, int) else _shown(n, forward) for n in one.sizes]
@@ -186,13 +186,13 @@ def _input_json(one: Any, forward: Forward) -> dict[str, Any]:
     return {"name": one.name, "kind": "tensor", "dtype": str(one.dtype).removeprefix("torch."), "sizes": sizes}
 
 
-def _shown(expression: Any, forward: Forward) -> str:
+def _shown(expression: Any, forward: ForwardFunction) -> str:
     """A dynamic size: the place where it is read first."""
     bound = forward.symbols.get(expression)
     return bound.where if bound is not None else str(expression)
 
 
-def _outputs_json(program: Program, forward: Forward) -> list[dict[str, Any]]:
+def _outputs_json(program: AotProgram, forward: ForwardFunction) -> list[dict[str, Any]]:
     made = []
     for one in program.outputs:
         if one.kind == "result":

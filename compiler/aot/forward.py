@@ -18,7 +18,7 @@ from ..codegen.wrapper.memory_plan import plan_memory
 from ..freezing import Folded
 from .artifact import room
 from .errors import AotError
-from .program import Input, Program
+from .program import AotProgram, Input
 from .ranges import divisors, tightened
 
 _LARGEST = "INT64_MAX"
@@ -41,7 +41,7 @@ class Bound:
     high: int | None
 
 
-class Forward:
+class ForwardFunction:
     """The function `forward` of a program's compiled graph.
 
     Args:
@@ -55,7 +55,7 @@ class Forward:
         writes: names of inputs and state that the program writes.
     """
 
-    def __init__(self, program: Program, graph_module: fx.GraphModule, tables: Tables) -> None:
+    def __init__(self, program: AotProgram, graph_module: fx.GraphModule, tables: Tables) -> None:
         self._program = program
         self.symbols: dict[Any, Bound] = {}
         self.conditions: list[str] = []

@@ -53,7 +53,7 @@ class Output:
 
 
 @dataclass
-class Program:
+class AotProgram:
     """The program to compile.
 
     Args:
@@ -103,7 +103,7 @@ def _apart(x: Any, met: set[int]) -> Any:
     return x.clone() if again else x
 
 
-def program_of(exported: torch.export.ExportedProgram, cloned: Sequence[int] = ()) -> Program:
+def program_of(exported: torch.export.ExportedProgram, cloned: Sequence[int] = ()) -> AotProgram:
     """The program as the backend takes it; results at the positions `cloned` are copied.
 
     Raises:
@@ -121,7 +121,7 @@ def program_of(exported: torch.export.ExportedProgram, cloned: Sequence[int] = (
     graph_module.recompile()
     structure = exported.call_spec
     assert structure.in_spec is not None and structure.out_spec is not None
-    return Program(graph_module, state, inputs, outputs, structure.in_spec, structure.out_spec, facts)
+    return AotProgram(graph_module, state, inputs, outputs, structure.in_spec, structure.out_spec, facts)
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:

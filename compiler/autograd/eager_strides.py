@@ -41,7 +41,7 @@ Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ExampleLayout:
     """Sizes and strides of a tensor, example values in place of symbols; of a number among tensors, both are empty."""
 
     sizes: Numbers
@@ -64,7 +64,7 @@ class Same:
 
 Decision = Order | Same | None
 """How a result lies; None where torch's metadata is to be trusted."""
-Rule = Callable[[Sequence[Layout], Layout], Decision]
+Rule = Callable[[Sequence[ExampleLayout], ExampleLayout], Decision]
 """From the operands of a call, in order, and its result as torch has it."""
 
 
@@ -131,7 +131,7 @@ def _repeats(result: torch.Tensor) -> bool:
     return any(known_equal(stride, 0) and not known_equal(size, 1) for size, stride in dims)
 
 
-def _overlaps(layout: Layout) -> bool:
+def _overlaps(layout: ExampleLayout) -> bool:
     if 0 in layout.sizes:
         return False
     end = 1
@@ -169,16 +169,18 @@ def _arguments(target: OpOverload) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def _layout(value: Any) -> Layout | None:
+def _layout(value: Any) -> ExampleLayout | None:
     if not isinstance(value, torch.Tensor):
-        return Layout((), ())
+        return ExampleLayout((), ())
     if value.layout != torch.strided:
         return None
     sizes, strides = (tuple(map(hint, part)) for part in (value.shape, value.stride()))
-    return None if None in (*sizes, *strides) else Layout(sizes, strides)
+    return None if None in (*sizes, *strides) else ExampleLayout(sizes, strides)
 
 
-def _laid_out(value: torch.Tensor, told: Layout, decision: Order | Same, operands: Sequence[Any]) -> torch.Tensor:
+def _laid_out(
+    value: torch.Tensor, told: ExampleLayout, decision: Order | Same, operands: Sequence[Any]
+) -> torch.Tensor:
     """The fake itself where it lies as it should, else another one."""
     if isinstance(decision, Same):
         strides = tuple(operands[decision.operand].stride())
@@ -209,18 +211,18 @@ def _channels_last(rank: int) -> Numbers:
     return (0, *range(2, rank), 1)
 
 
-def _lies(layout: Layout, order: Numbers) -> bool:
+def _lies(layout: ExampleLayout, order: Numbers) -> bool:
     """Whether a tensor is dense, its dims in `order`; strides of dims of size 1 say nothing."""
     told = _dense(layout.sizes, order)
     return all(n == 1 or a == b for n, a, b in zip(layout.sizes, layout.strides, told, strict=True))
 
 
-def _is_dense(layout: Layout) -> bool:
+def _is_dense(layout: ExampleLayout) -> bool:
     order = sorted(range(len(layout.sizes)), key=lambda d: (layout.sizes[d] > 1, -layout.strides[d]))
     return _lies(layout, tuple(order))
 
 
-def _prefers_channels_last(layout: Layout) -> bool:
+def _prefers_channels_last(layout: ExampleLayout) -> bool:
     """Whether kernels that ask for the layout of an image take this one for channels last."""
     rank = len(layout.sizes)
     if rank not in (4, 5) or layout.strides[1] == 0:
@@ -236,7 +238,7 @@ def _prefers_channels_last(layout: Layout) -> bool:
 # -- the iterator over elements ----------------------------------------------------------------------------------------
 
 
-def iterated(operands: Sequence[Layout], result: Layout) -> Decision:
+def iterated(operands: Sequence[ExampleLayout], result: ExampleLayout) -> Decision:
     """What torch's iterator over elements allocates, in C++ (`TensorIteratorBase`), for operands that are broadcast.
 
     Dims go from the smallest stride to the largest, the first operand with an opinion deciding on each pair.
@@ -271,7 +273,7 @@ def _fits(sizes: Numbers, into: Numbers) -> bool:
     return all(n in (1, m) for n, m in zip(sizes, into[len(into) - len(sizes) :], strict=True))
 
 
-def _spread(operand: Layout, sizes: Numbers) -> Numbers:
+def _spread(operand: ExampleLayout, sizes: Numbers) -> Numbers:
     """The strides of an operand that is broadcast to `sizes`."""
     missing = len(sizes) - len(operand.sizes)
     own = zip(operand.sizes, operand.strides, sizes[missing:], strict=True)
@@ -291,7 +293,7 @@ def _compared(operands: Sequence[Numbers], sizes: Numbers, inner: int, outer: in
     return 0
 
 
-def _indexed(x: torch.Tensor, indices: Sequence[Any]) -> list[Layout | None]:
+def _indexed(x: torch.Tensor, indices: Sequence[Any]) -> list[ExampleLayout | None]:
     """What the iterator has for ``x[indices]``: `x`, which does not move along the dims of the indices, and these."""
     given = [(d, _layout(index)) for d, index in enumerate(indices) if index is not None]
     own = _layout(x)
@@ -306,36 +308,36 @@ def _indexed(x: torch.Tensor, indices: Sequence[Any]) -> list[Layout | None]:
     moves[len(before) : len(before)] = [(n, 0) for n in sizes]
     rest = (1,) * len(after)
     spread = [(*_spread(layout, sizes), *rest) for layout in found]
-    still = Layout(
+    still = ExampleLayout(
         tuple(n for n, _ in moves), tuple(stride for _, stride in moves)
     )  # of no dims where one number is picked
-    return [still, *(Layout((*sizes, *rest), strides) for strides in spread)]
+    return [still, *(ExampleLayout((*sizes, *rest), strides) for strides in spread)]
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
-def _iterated_in(operands: Sequence[Layout], result: Layout, order: Numbers) -> Decision:
+def _iterated_in(operands: Sequence[ExampleLayout], result: ExampleLayout, order: Numbers) -> Decision:
     """The same, the operands taken in another order than the call has them."""
     decision = iterated([operands[k] for k in order], result)
     return Same(order[decision.operand]) if isinstance(decision, Same) else decision
 
 
-def _like(operands: Sequence[Layout], result: Layout, of: int) -> Decision:
+def _like(operands: Sequence[ExampleLayout], result: ExampleLayout, of: int) -> Decision:
     """As operand `of`, which the kernel makes its result like; of another size, it is as the iterator has it."""
     if operands[of].sizes != result.sizes:
         return iterated(operands, result)
     return Same(of) if _is_dense(operands[of]) else iterated([operands[of]], result)
 
 
-def _apart(operands: Sequence[Layout], result: Layout) -> Decision:
+def _apart(operands: Sequence[ExampleLayout], result: ExampleLayout) -> Decision:
     """As a copy of the first operand lies, whose elements share places: what gives new memory gives none twice."""
     if not operands or operands[0].sizes != result.sizes:
         return Order(_rows(len(result.sizes)))
     return iterated(operands[:1], result)
 
 
-def _as_indexed(operands: Sequence[Layout], result: Layout) -> Decision:
+def _as_indexed(operands: Sequence[ExampleLayout], result: ExampleLayout) -> Decision:
     """As the iterator has what `_indexed` gives."""
     decision = iterated(operands, result)
     if not isinstance(decision, Same):
@@ -343,7 +345,9 @@ def _as_indexed(operands: Sequence[Layout], result: Layout) -> Decision:
     return Order(tuple(sorted(range(len(result.sizes)), key=lambda d: -operands[0].strides[d])))
 
 
-def _transformed(operands: Sequence[Layout], _: Layout, dims: Sequence[int] = (), last: Sequence[int] = ()) -> Decision:
+def _transformed(
+    operands: Sequence[ExampleLayout], _: ExampleLayout, dims: Sequence[int] = (), last: Sequence[int] = ()
+) -> Decision:
     """As MKL transforms along dims: the other dims come first, each by its stride, that of real numbers last."""
     if not torch.backends.mkl.is_available() or not dims:
         return None
@@ -352,19 +356,19 @@ def _transformed(operands: Sequence[Layout], _: Layout, dims: Sequence[int] = ()
     return Order((*(d for group in groups for d in sorted(group, key=lambda d: -strides[d])), *last))
 
 
-def _contiguous(_: Sequence[Layout], result: Layout) -> Decision:
+def _contiguous(_: Sequence[ExampleLayout], result: ExampleLayout) -> Decision:
     return Order(_rows(len(result.sizes)))
 
 
-def _scaled_by_powers(operands: Sequence[Layout], result: Layout) -> Decision:
+def _scaled_by_powers(operands: Sequence[ExampleLayout], result: ExampleLayout) -> Decision:
     """As a product with powers of two, which are contiguous whatever the exponents are."""
     x, exponents = operands
     rows = tuple(math.prod(exponents.sizes[d + 1 :]) for d in range(len(exponents.sizes)))
-    decision = iterated([x, Layout(exponents.sizes, rows)], result)
+    decision = iterated([x, ExampleLayout(exponents.sizes, rows)], result)
     return Order(_rows(len(result.sizes))) if decision == Same(1) else decision
 
 
-def _image(operands: Sequence[Layout], result: Layout, of: int) -> Decision:
+def _image(operands: Sequence[ExampleLayout], result: ExampleLayout, of: int) -> Decision:
     """Channels last or contiguous, as operand `of` is; what is no image is contiguous."""
     rank = len(result.sizes)
     last = len(operands[of].sizes) == rank and _prefers_channels_last(operands[of])

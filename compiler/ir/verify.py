@@ -15,18 +15,18 @@ from .index.index import TOKEN, Loaded, Var, atoms
 from .kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from .program import Buffer, Definition, Extern, Program, Reduction, Store
 from .value import Load, Value, walk
-from .verify_value import Finding, Scope, reduction_findings, size_findings, store_findings
+from .verify_value import ProgramFault, Scope, reduction_findings, size_findings, store_findings
 
 
 class MalformedError(Exception):
     """Raised by `require`; `findings` says what is wrong."""
 
-    def __init__(self, findings: list[Finding]) -> None:
+    def __init__(self, findings: list[ProgramFault]) -> None:
         super().__init__("\n".join(map(str, findings)))
         self.findings = findings
 
 
-def require(findings: Iterable[Finding]) -> None:
+def require(findings: Iterable[ProgramFault]) -> None:
     """Pass where nothing was found.
 
     Raises:
@@ -37,12 +37,12 @@ def require(findings: Iterable[Finding]) -> None:
         raise MalformedError(found)
 
 
-def verify_program(program: Program) -> list[Finding]:
+def verify_program(program: Program) -> list[ProgramFault]:
     """All that is wrong with a program; nothing where it is well formed."""
     return list(dict.fromkeys([*_names(program), *_items(program)]))
 
 
-def verify_kernel(kernel: Kernel) -> list[Finding]:
+def verify_kernel(kernel: Kernel) -> list[ProgramFault]:
     """All that is wrong with a kernel; nothing where it is well formed."""
     return list(dict.fromkeys(_KernelCheck(kernel).run()))
 
@@ -58,28 +58,30 @@ def _store_reads(store: Store) -> set[str]:
     return reads_of([store.value, *indices]) | combined
 
 
-def _repeated(names: Iterable[str], where: str, what: str) -> Iterator[Finding]:
+def _repeated(names: Iterable[str], where: str, what: str) -> Iterator[ProgramFault]:
     for name, count in Counter(names).items():
         if count > 1:
-            yield Finding("name", where, f"{count} {what} are called {name}")
+            yield ProgramFault("name", where, f"{count} {what} are called {name}")
 
 
-def _names(program: Program) -> Iterator[Finding]:
+def _names(program: Program) -> Iterator[ProgramFault]:
     for key, buffer in program.buffers.items():
         if key != buffer.name or not key.removeprefix(TOKEN).isidentifier():
-            yield Finding("name", "program", f"the buffer {buffer.name!r} is listed as {key!r}")
+            yield ProgramFault("name", "program", f"the buffer {buffer.name!r} is listed as {key!r}")
         yield from _buffer_findings(buffer, "program")
     yield from _repeated((item.name for item in program.items), "program", "items")
     definitions = [item for item in program.items if isinstance(item, Definition)]
     yield from _repeated((r.name for d in definitions for r in d.reductions), "program", "reductions")
 
 
-def _buffer_findings(buffer: Buffer, where: str) -> Iterator[Finding]:
+def _buffer_findings(buffer: Buffer, where: str) -> Iterator[ProgramFault]:
     if len(buffer.sizes) != len(buffer.strides):
-        yield Finding("rank", where, f"{buffer.name} has {len(buffer.sizes)} sizes and {len(buffer.strides)} strides")
+        yield ProgramFault(
+            "rank", where, f"{buffer.name} has {len(buffer.sizes)} sizes and {len(buffer.strides)} strides"
+        )
 
 
-def _items(program: Program) -> Iterator[Finding]:
+def _items(program: Program) -> Iterator[ProgramFault]:
     written = {name for name, buffer in program.buffers.items() if buffer.kind != "made"}
     for item in program.items:
         yield from _unwritten(item, written)
@@ -88,12 +90,12 @@ def _items(program: Program) -> Iterator[Finding]:
             yield from _definition(item, Scope(item.name, program.buffers))
     for name in program.outputs:
         if name not in program.buffers:
-            yield Finding("unknown", "outputs", f"{name} is no buffer")
+            yield ProgramFault("unknown", "outputs", f"{name} is no buffer")
         elif name not in written:
-            yield Finding("order", "outputs", f"{name} is never written")
+            yield ProgramFault("order", "outputs", f"{name} is never written")
 
 
-def _unwritten(item: Definition | Extern, written: set[str]) -> Iterator[Finding]:
+def _unwritten(item: Definition | Extern, written: set[str]) -> Iterator[ProgramFault]:
     if isinstance(item, Extern):
         reads, made = set(item.reads), set()
     else:
@@ -102,10 +104,10 @@ def _unwritten(item: Definition | Extern, written: set[str]) -> Iterator[Finding
         # Of several stores, a later one may read what an earlier one wrote in the same iteration.
         made = {store.buffer for store in item.stores if store.mode is None}
     for name in sorted(reads - written - made):
-        yield Finding("order", item.name, f"reads {name} before it is written")
+        yield ProgramFault("order", item.name, f"reads {name} before it is written")
 
 
-def _definition(item: Definition, scope: Scope) -> Iterator[Finding]:
+def _definition(item: Definition, scope: Scope) -> Iterator[ProgramFault]:
     yield from _repeated((var.name for var in (*item.loops, *item.reduced)), item.name, "loops")
     if bool(item.reduced) != bool(item.reductions):
         yield scope.found("arity", "reduced loops and reductions come together")
@@ -128,7 +130,7 @@ class _KernelCheck:
         self._written = {param.buffer.name for param in kernel.params if param.access != "write"}
         self._updated: set[str] = set()
 
-    def run(self) -> Iterator[Finding]:
+    def run(self) -> Iterator[ProgramFault]:
         kernel = self._kernel
         buffers = [*(param.buffer for param in kernel.params), *kernel.scratch]
         scope = Scope(kernel.name, {b.name: b for b in buffers}, sizes=frozenset(kernel.sizes))
@@ -146,7 +148,9 @@ class _KernelCheck:
     def _stored(self) -> set[str]:
         return {store.buffer for store in stores_of(self._kernel.body)}
 
-    def _block(self, body: tuple[Statement, ...], scope: Scope, folding: tuple[Reduction, ...]) -> Iterator[Finding]:
+    def _block(
+        self, body: tuple[Statement, ...], scope: Scope, folding: tuple[Reduction, ...]
+    ) -> Iterator[ProgramFault]:
         for statement in body:
             if isinstance(statement, Loop):
                 yield from self._loop(statement, scope, folding)
@@ -159,26 +163,26 @@ class _KernelCheck:
             else:
                 yield from self._assign(statement, scope)
 
-    def _loop(self, loop: Loop, scope: Scope, folding: tuple[Reduction, ...]) -> Iterator[Finding]:
+    def _loop(self, loop: Loop, scope: Scope, folding: tuple[Reduction, ...]) -> Iterator[ProgramFault]:
         if any(var.name == loop.var.name for var in scope.variables):
             yield scope.found("name", f"two loops, one in the other, are called {loop.var.name}")
         yield from _sizes([loop.var.extent], scope)
         yield from self._block(loop.body, scope.inside(loop.var), folding)
 
-    def _fold(self, fold: Fold, scope: Scope, folding: tuple[Reduction, ...]) -> Iterator[Finding]:
+    def _fold(self, fold: Fold, scope: Scope, folding: tuple[Reduction, ...]) -> Iterator[ProgramFault]:
         yield from self._block(fold.body, scope, (*folding, *fold.reductions))
         for reduction in fold.reductions:
             if reduction.name not in self._updated:
                 yield scope.found("order", f"the fold of {reduction.name} has no update")
 
-    def _update(self, update: Update, scope: Scope, folding: tuple[Reduction, ...]) -> Iterator[Finding]:
+    def _update(self, update: Update, scope: Scope, folding: tuple[Reduction, ...]) -> Iterator[ProgramFault]:
         self._updated.add(update.reduction.name)
         if update.reduction not in folding:
             yield scope.found("scope", f"updates {update.reduction.name} outside its fold")
         yield from self._reads(reads_of(update.reduction.values), scope)
         yield from reduction_findings(update.reduction, scope)
 
-    def _assign(self, assign: Assign, scope: Scope) -> Iterator[Finding]:
+    def _assign(self, assign: Assign, scope: Scope) -> Iterator[ProgramFault]:
         store = assign.store
         param = self._params.get(store.buffer)
         if param is not None and param.access == "read":
@@ -187,7 +191,7 @@ class _KernelCheck:
         yield from store_findings(store, scope)
         self._written.add(store.buffer)
 
-    def _reads(self, names: set[str], scope: Scope) -> Iterator[Finding]:
+    def _reads(self, names: set[str], scope: Scope) -> Iterator[ProgramFault]:
         for name in sorted(names - self._written):
             yield scope.found("order", f"reads {name} before it is written")
 
@@ -201,7 +205,7 @@ def stores_of(body: Iterable[Statement]) -> Iterator[Store]:
             yield from stores_of(statement.body)
 
 
-def _sizes(numbers: Iterable[Any], scope: Scope) -> Iterator[Finding]:
+def _sizes(numbers: Iterable[Any], scope: Scope) -> Iterator[ProgramFault]:
     for number in numbers:
         for atom in atoms(number):
             if isinstance(atom, Var) and atom not in scope.variables:

@@ -24,7 +24,7 @@ _TEXT = 120
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProgramFault:
     """Something wrong with a program or a kernel.
 
     Args:
@@ -69,9 +69,9 @@ class Scope:
         """The scope where these reductions are done."""
         return replace(self, results={**self.results, **{r.name: r for r in reductions}})
 
-    def found(self, code: Code, message: str) -> Finding:
+    def found(self, code: Code, message: str) -> ProgramFault:
         """A finding here."""
-        return Finding(code, self.where, message)
+        return ProgramFault(code, self.where, message)
 
     @property
     def runs(self) -> bool:
@@ -79,7 +79,7 @@ class Scope:
         return all(var.extent != 0 for var in self.variables)
 
 
-def store_findings(store: Store, scope: Scope) -> Iterator[Finding]:
+def store_findings(store: Store, scope: Scope) -> Iterator[ProgramFault]:
     """Findings on a store."""
     buffer = scope.buffers.get(store.buffer)
     yield from value_findings([store.value], scope)
@@ -96,7 +96,7 @@ def store_findings(store: Store, scope: Scope) -> Iterator[Finding]:
     yield from _range_findings(buffer, store.indices, scope)
 
 
-def reduction_findings(reduction: Reduction, scope: Scope) -> Iterator[Finding]:
+def reduction_findings(reduction: Reduction, scope: Scope) -> Iterator[ProgramFault]:
     """Findings on a reduction's operands."""
     yield from value_findings(reduction.values, scope)
     reducer = REDUCERS.get(reduction.reducer)
@@ -112,7 +112,7 @@ def reduction_findings(reduction: Reduction, scope: Scope) -> Iterator[Finding]:
         yield scope.found("dtype", f"{reduction.reducer} takes floating operands: {reduction.name}")
 
 
-def value_findings(roots: Iterable[Value], scope: Scope) -> Iterator[Finding]:
+def value_findings(roots: Iterable[Value], scope: Scope) -> Iterator[ProgramFault]:
     """Findings on values, those below them included."""
     roots = list(roots)
     for value in walk(roots):
@@ -124,7 +124,7 @@ def value_findings(roots: Iterable[Value], scope: Scope) -> Iterator[Finding]:
             yield from _range_findings(scope.buffers[value.buffer], value.indices, scope)
 
 
-def _own_findings(value: Value, scope: Scope) -> Iterator[Finding]:
+def _own_findings(value: Value, scope: Scope) -> Iterator[ProgramFault]:
     if value.dtype != compute_dtype(value.dtype):
         yield scope.found("dtype", f"{dtype_text(value.dtype)} is not computed in: {_short(value)}")
     check = _CHECKS.get(type(value))
@@ -132,13 +132,13 @@ def _own_findings(value: Value, scope: Scope) -> Iterator[Finding]:
         yield from check(value, scope)
 
 
-def _const(value: Const, scope: Scope) -> Iterator[Finding]:
+def _const(value: Const, scope: Scope) -> Iterator[ProgramFault]:
     kind = bool if value.dtype == torch.bool else float if value.dtype.is_floating_point else int
     if type(value.number) is not kind and not (kind is int and isinstance(value.number, Index)):
         yield scope.found("dtype", f"{value.number!r} is no {dtype_text(value.dtype)}")
 
 
-def _load(value: Load, scope: Scope) -> Iterator[Finding]:
+def _load(value: Load, scope: Scope) -> Iterator[ProgramFault]:
     buffer = scope.buffers.get(value.buffer)
     if buffer is None:
         yield scope.found("unknown", f"loads {value.buffer}, which is no buffer")
@@ -148,7 +148,7 @@ def _load(value: Load, scope: Scope) -> Iterator[Finding]:
     yield from _rank_findings(buffer, value.indices, scope)
 
 
-def _operation(value: Op, scope: Scope) -> Iterator[Finding]:
+def _operation(value: Op, scope: Scope) -> Iterator[ProgramFault]:
     info = OPS.get(value.name)
     if info is None:
         yield scope.found("unknown", f"{value.name} is no operation")
@@ -179,14 +179,14 @@ def _wrong_dtypes(value: Op) -> str | None:
     return None if value.dtype == expected else f"{value.name} gives {dtype_text(expected)}"
 
 
-def _guarded(value: Guarded, scope: Scope) -> Iterator[Finding]:
+def _guarded(value: Guarded, scope: Scope) -> Iterator[ProgramFault]:
     if value.condition.dtype != torch.bool:
         yield scope.found("dtype", f"a condition is bool: {_short(value)}")
     if not value.dtype == value.value.dtype == value.other.dtype:
         yield scope.found("dtype", f"both branches are of the dtype of the whole: {_short(value)}")
 
 
-def _result(value: Result, scope: Scope) -> Iterator[Finding]:
+def _result(value: Result, scope: Scope) -> Iterator[ProgramFault]:
     reduction = scope.results.get(value.reduction)
     if reduction is None:
         yield scope.found("scope", f"the result of {value.reduction} is not there yet, or no more")
@@ -200,12 +200,12 @@ def _result(value: Result, scope: Scope) -> Iterator[Finding]:
         yield scope.found("dtype", f"{value.reduction} gives {dtype_text(dtypes[value.component])}")
 
 
-_CHECKS: dict[type[Value], Callable[[Any, Scope], Iterator[Finding]]] = {
+_CHECKS: dict[type[Value], Callable[[Any, Scope], Iterator[ProgramFault]]] = {
     Const: _const, Load: _load, Op: _operation, Guarded: _guarded, Result: _result,
 }  # fmt: skip
 
 
-def _index_findings(index: Any, scope: Scope) -> Iterator[Finding]:
+def _index_findings(index: Any, scope: Scope) -> Iterator[ProgramFault]:
     for atom in atoms(index):
         if isinstance(atom, Var) and atom not in scope.variables:
             yield scope.found("scope", f"the variable {atom.name} < {index_text(atom.extent)} has no loop here")
@@ -217,18 +217,18 @@ def _index_findings(index: Any, scope: Scope) -> Iterator[Finding]:
             yield from size_findings(atom, scope)
 
 
-def size_findings(atom: Atom, scope: Scope) -> Iterator[Finding]:
+def size_findings(atom: Atom, scope: Scope) -> Iterator[ProgramFault]:
     """Findings on the mention of a symbolic size."""
     if isinstance(atom, Size) and scope.sizes is not None and atom not in scope.sizes:
         yield scope.found("scope", f"the size {atom.name} is not passed")
 
 
-def _rank_findings(buffer: Buffer, indices: tuple[Any, ...], scope: Scope) -> Iterator[Finding]:
+def _rank_findings(buffer: Buffer, indices: tuple[Any, ...], scope: Scope) -> Iterator[ProgramFault]:
     if len(indices) != len(buffer.sizes):
         yield scope.found("rank", f"{len(indices)} indices of {buffer.name}, which has {len(buffer.sizes)} dims")
 
 
-def _range_findings(buffer: Buffer, indices: tuple[Any, ...], scope: Scope) -> Iterator[Finding]:
+def _range_findings(buffer: Buffer, indices: tuple[Any, ...], scope: Scope) -> Iterator[ProgramFault]:
     if not scope.runs:
         return
     for dim, (index, size) in enumerate(zip(indices, buffer.sizes, strict=False)):
@@ -255,4 +255,4 @@ def _short(value: Value) -> str:
     return text if len(text) <= _TEXT else text[: _TEXT - 3] + "..."
 
 
-__all__ = ["Finding", "Scope", "reduction_findings", "size_findings", "store_findings", "value_findings"]
+__all__ = ["ProgramFault", "Scope", "reduction_findings", "size_findings", "store_findings", "value_findings"]

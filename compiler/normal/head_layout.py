@@ -22,7 +22,7 @@ from ...rewrites.symbolic import known_equal, same_shape
 from . import builders
 from .analysis import BINARY, DROPOUT, POINTWISE, directness, holds_product, holds_softmax, last, like
 from .random_calls import moved_dropout
-from .reshape_groups import Group, inverted, keeps_last, regroup, unmerged
+from .reshape_groups import ReshapedDims, inverted, keeps_last, regroup, unmerged
 
 aten = torch.ops.aten
 
@@ -137,7 +137,7 @@ def _directness(node: fx.Node) -> int:
     return directness(node)
 
 
-def _splits(inner: fx.Node, node: fx.Node, kept: int) -> list[Group] | None:
+def _splits(inner: fx.Node, node: fx.Node, kept: int) -> list[ReshapedDims] | None:
     """Groups of the reshape `inner` -> `node` if it only splits, adds or drops ones, before the last `kept` dims."""
     groups = regroup(shape(inner), shape(node))
     if groups is None or not all(g.is_split for g in groups):
@@ -145,7 +145,7 @@ def _splits(inner: fx.Node, node: fx.Node, kept: int) -> list[Group] | None:
     return groups if keeps_last(groups, kept, rank(inner), rank(node)) else None
 
 
-def _merges(view: fx.Node, kept: int) -> list[Group] | None:
+def _merges(view: fx.Node, kept: int) -> list[ReshapedDims] | None:
     """Groups of the reshape `view` if it merges dimensions, all before the last `kept` ones."""
     groups = regroup(shape(view.args[0]), shape(view))
     if groups is None or not all(g.is_merge for g in groups) or all(g.is_split for g in groups):
@@ -164,7 +164,7 @@ def _can_move(node: fx.Node, keeps_one_user: bool = False) -> bool:
 
 
 def _regrouped(
-    node: fx.Node, edit: Editor, call: fx.Node, groups: list[Group], sizes: tuple[Any, ...]
+    node: fx.Node, edit: Editor, call: fx.Node, groups: list[ReshapedDims], sizes: tuple[Any, ...]
 ) -> fx.Node | None:
     """`call` over operands in the shape `sizes`, which `groups` splits from the shape of `call`."""
     operands: list[Any] = []

@@ -14,7 +14,7 @@ from ...rewrites.symbolic import hint, known_equal, same_shape
 
 
 @dataclass(frozen=True)
-class Group:
+class ReshapedDims:
     """Dimensions `old` that a reshape turns into the dimensions `new`; either may be empty (sizes of 1)."""
 
     old: tuple[int, ...]
@@ -31,12 +31,12 @@ class Group:
         return len(self.new) <= 1
 
 
-def regroup(old: Sequence[Any], new: Sequence[Any]) -> list[Group] | None:
+def regroup(old: Sequence[Any], new: Sequence[Any]) -> list[ReshapedDims] | None:
     """The finest grouping of the sizes `old` and `new`, in order; None if it cannot be proven.
 
     Sizes of 1 that appear or disappear are separate groups.
     """
-    groups: list[Group] = []
+    groups: list[ReshapedDims] = []
     i = j = 0
     while i < len(old) or j < len(new):
         found = _single(old, new, i, j) or _several(old, new, i, j)
@@ -47,18 +47,18 @@ def regroup(old: Sequence[Any], new: Sequence[Any]) -> list[Group] | None:
     return groups
 
 
-def _single(old: Sequence[Any], new: Sequence[Any], i: int, j: int) -> Group | None:
+def _single(old: Sequence[Any], new: Sequence[Any], i: int, j: int) -> ReshapedDims | None:
     """A dimension that stays, appears or disappears."""
     if i < len(old) and j < len(new) and known_equal(old[i], new[j]):
-        return Group((i,), (j,))
+        return ReshapedDims((i,), (j,))
     if j < len(new) and known_equal(new[j], 1):
-        return Group((), (j,))
+        return ReshapedDims((), (j,))
     if i < len(old) and known_equal(old[i], 1):
-        return Group((i,), ())
+        return ReshapedDims((i,), ())
     return None
 
 
-def _several(old: Sequence[Any], new: Sequence[Any], i: int, j: int) -> Group | None:
+def _several(old: Sequence[Any], new: Sequence[Any], i: int, j: int) -> ReshapedDims | None:
     """The shortest runs from `i` and `j` with equal products; example sizes only decide which run to extend."""
     if i == len(old) or j == len(new):
         return None
@@ -73,16 +73,18 @@ def _several(old: Sequence[Any], new: Sequence[Any], i: int, j: int) -> Group | 
             b, end_b = b * new[end_b], end_b + 1
         else:
             return None
-    return Group(tuple(range(i, end_a)), tuple(range(j, end_b)))
+    return ReshapedDims(tuple(range(i, end_a)), tuple(range(j, end_b)))
 
 
-def keeps_last(groups: list[Group], count: int, old_rank: int, new_rank: int) -> bool:
+def keeps_last(groups: list[ReshapedDims], count: int, old_rank: int, new_rank: int) -> bool:
     """Whether the last `count` dimensions stay unchanged."""
-    kept = [Group((old_rank - k,), (new_rank - k,)) for k in range(count, 0, -1)]
+    kept = [ReshapedDims((old_rank - k,), (new_rank - k,)) for k in range(count, 0, -1)]
     return min(old_rank, new_rank) >= count and groups[-count:] == kept
 
 
-def unmerged(groups: list[Group], merged: Sequence[Any], full: Sequence[Any], sizes: Sequence[Any]) -> list[Any] | None:
+def unmerged(
+    groups: list[ReshapedDims], merged: Sequence[Any], full: Sequence[Any], sizes: Sequence[Any]
+) -> list[Any] | None:
     """The sizes with which an operand that broadcasts to `merged` broadcasts to `full`.
 
     Args:
@@ -111,9 +113,9 @@ def unmerged(groups: list[Group], merged: Sequence[Any], full: Sequence[Any], si
     return result
 
 
-def inverted(groups: list[Group]) -> list[Group]:
+def inverted(groups: list[ReshapedDims]) -> list[ReshapedDims]:
     """The groups of the inverse reshape."""
-    return [Group(g.new, g.old) for g in groups]
+    return [ReshapedDims(g.new, g.old) for g in groups]
 
 
 def same_batch(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -17,7 +17,7 @@ from ...rewrites.graph import arguments, is_tensor, rank, sees, shape
 from ...rewrites.respell import Respelling, respelling
 from . import builders
 from .analysis import is_float, last, like
-from .reshape_groups import Group, regroup
+from .reshape_groups import ReshapedDims, regroup
 from .scale import scale_of
 
 aten = torch.ops.aten
@@ -34,8 +34,12 @@ def stacked_in_a_row(node: fx.Node, edit: Editor) -> fx.Node | None:
     if groups is None or not isinstance(dim, int) or len(parts) < 2:
         return None
     dim, n = dim % rank(stack), rank(node)
-    kept = [Group((d,), (d,)) for d in range(dim)]
-    if groups != [*kept, Group((dim, dim + 1), (dim,)), *[Group((d + 1,), (d,)) for d in range(dim + 1, n)]]:
+    kept = [ReshapedDims((d,), (d,)) for d in range(dim)]
+    if groups != [
+        *kept,
+        ReshapedDims((dim, dim + 1), (dim,)),
+        *[ReshapedDims((d + 1,), (d,)) for d in range(dim + 1, n)],
+    ]:
         return None
     return edit.call(aten.cat.default, list(parts), dim if dim < n - 1 else -1)
 

@@ -19,7 +19,7 @@ from ...rewrites.graph import is_tensor, rank, sees, shape
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import known_equal, same_shape
 from . import builders
-from .reshape_groups import Group, regroup
+from .reshape_groups import ReshapedDims, regroup
 
 aten = torch.ops.aten
 
@@ -37,7 +37,7 @@ def split_below_permute(node: fx.Node, edit: Editor) -> fx.Node | None:
     return _commuted(node, edit, x, groups, order)
 
 
-def _commuted(node: fx.Node, edit: Editor, x: fx.Node, groups: list[Group], order: Sequence[int]) -> fx.Node:
+def _commuted(node: fx.Node, edit: Editor, x: fx.Node, groups: list[ReshapedDims], order: Sequence[int]) -> fx.Node:
     """Reshape `x` in its own order of dimensions, then permute the groups."""
     ranked = sorted(groups, key=lambda g: order[g.old[0]] if g.old else -1)
     place = [d for g in ranked for d in g.new]

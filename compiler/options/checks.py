@@ -68,7 +68,7 @@ def suggestion(value: Any, choices: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-class Group:
+class OptionGroup:
     """Options that belong together; values are checked by their types."""
 
     def __post_init__(self) -> None:

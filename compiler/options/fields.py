@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .checks import Group, OptionError, check_kind, hints
+from .checks import OptionError, OptionGroup, check_kind, hints
 from .resolve import built, flat, resolved
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -25,7 +25,7 @@ Tma = Literal["measured", "always", "never"]
 
 
 @dataclass(frozen=True)
-class KernelOptions(Group):
+class KernelOptions(OptionGroup):
     """Which kernels compute the heavy operations.
 
     Args:
@@ -42,7 +42,7 @@ class KernelOptions(Group):
 
 
 @dataclass(frozen=True)
-class TritonOptions(Group):
+class TritonOptions(OptionGroup):
     """Kernels on GPUs, and how they are launched.
 
     Args:
@@ -59,7 +59,7 @@ class TritonOptions(Group):
 
 
 @dataclass(frozen=True)
-class CppOptions(Group):
+class CppOptions(OptionGroup):
     """Generated C++.
 
     Args:
@@ -70,7 +70,7 @@ class CppOptions(Group):
 
 
 @dataclass(frozen=True)
-class AutotuneOptions(Group):
+class AutotuneOptions(OptionGroup):
     """Measuring candidates.
 
     Args:

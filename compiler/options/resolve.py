@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
-from .checks import Group, OptionError, check_choice, check_kind, check_name, hints
+from .checks import OptionError, OptionGroup, check_choice, check_kind, check_name, hints
 from .configurations import MODES, TEMPLATES, template_values
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ def _flat(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _spelled(given: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in given.items():
-        value = vars(value) if isinstance(value, Group) else value
+        value = vars(value) if isinstance(value, OptionGroup) else value
         if isinstance(value, Mapping) and value:
             yield from _spelled(value, f"{prefix}{name}.")
         else:

@@ -18,7 +18,7 @@ from ..ir.kernel import Kernel
 from ..ir.program import Buffer, Definition, Extern, Program
 from .buffer_order import in_reading_order
 from .call_packing import pack_calls
-from .check import Finding, check_schedule
+from .check import ScheduleFault, check_schedule
 from .dependences import live
 from .empty import without_empty_work
 from .flat_access import flatten
@@ -125,6 +125,18 @@ def _real(steps: tuple[Kernel | Extern, ...], buffers: dict[str, Buffer]) -> dic
 
 
 __all__ = [
-    "CPU", "GPU", "Finding", "FusionLog", "Refusal", "Schedule", "Target", "can_fuse", "check_schedule", "gpu",
-    "overwrites", "schedule", "score_fusion", "split_reductions",
+    "CPU",
+    "GPU",
+    "FusionLog",
+    "Refusal",
+    "Schedule",
+    "ScheduleFault",
+    "Target",
+    "can_fuse",
+    "check_schedule",
+    "gpu",
+    "overwrites",
+    "schedule",
+    "score_fusion",
+    "split_reductions",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ..ir.program import Definition, Extern, Program, Store
 from ..ir.value import Load, Result, Value, indices_of, walk
 from .affine import never_meet
-from .check_loops import Finding, loop_findings
+from .check_loops import ScheduleFault, loop_findings
 
 if TYPE_CHECKING:
     from .result import Schedule
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Version = tuple[str, int]
 
 
-def check_schedule(program: Program, schedule: Schedule) -> list[Finding]:
+def check_schedule(program: Program, schedule: Schedule) -> list[ScheduleFault]:
     """All that is wrong with a schedule of `program`; nothing where every dependence is kept."""
     found = _Versions(program, schedule).run()
     for step in schedule.steps:
@@ -41,17 +41,19 @@ def check_schedule(program: Program, schedule: Schedule) -> list[Finding]:
     return list(dict.fromkeys(found))
 
 
-def _side_by_side(kernel: Kernel) -> Iterator[Finding]:
+def _side_by_side(kernel: Kernel) -> Iterator[ScheduleFault]:
     """The faults of a kernel of parts: parts that are not its body, or that touch a buffer that another part writes."""
     if kernel.parts and tuple(s for part in kernel.parts for s in part.body) != kernel.body:
-        yield Finding("missing", kernel.name, "its parts are not its body")
+        yield ScheduleFault("missing", kernel.name, "its parts are not its body")
     for k, part in enumerate(kernel.parts):
         written = {s.store.buffer for s in _assigns(part.body)}
         for other in (*kernel.parts[:k], *kernel.parts[k + 1 :]):
             for name in sorted(written & _touched(other.body)):
                 if _are_pieces(part, other, name):
                     continue
-                yield Finding("race", kernel.name, f"{part.name} writes {name}, which {other.name} touches beside it")
+                yield ScheduleFault(
+                    "race", kernel.name, f"{part.name} writes {name}, which {other.name} touches beside it"
+                )
 
 
 def _are_pieces(one: Kernel, other: Kernel, name: str) -> bool:
@@ -200,11 +202,11 @@ class _Versions:
         self._scratch: frozenset[str] = frozenset()
         self._mine: set[int] = set()  # the program's items whose stores the kernel has done
         self._known: dict[int, frozenset[Version]] = {}
-        self._found: list[Finding] = []
+        self._found: list[ScheduleFault] = []
         kernels = [step for step in schedule.steps if isinstance(step, Kernel)]
         self._statements = Counter(s.store.buffer for kernel in kernels for s in _assigns(kernel.body))
 
-    def run(self) -> list[Finding]:
+    def run(self) -> list[ScheduleFault]:
         for step in self._schedule.steps:
             if isinstance(step, Extern):
                 self._call(step)
@@ -217,7 +219,7 @@ class _Versions:
         return self._found
 
     def _note(self, code: str, where: str, message: str) -> None:
-        self._found.append(Finding(code, where, message))
+        self._found.append(ScheduleFault(code, where, message))
 
     def _numbers(self, kernel: Kernel) -> None:
         """Numbers that a kernel is given, and sizes of the memory that it writes to, are known by then."""

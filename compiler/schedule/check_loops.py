@@ -25,7 +25,7 @@ _SAMPLES = (7, 5, 11, 3, 13)  # for symbolic sizes
 
 
 @dataclass(frozen=True)
-class Finding:
+class ScheduleFault:
     """One thing that is wrong.
 
     Args:
@@ -66,7 +66,7 @@ class _Touch:
     mode: str | None = None
 
 
-def loop_findings(kernel: Kernel, *, atomic: bool = False) -> list[Finding]:
+def loop_findings(kernel: Kernel, *, atomic: bool = False) -> list[ScheduleFault]:
     """All that is wrong within a kernel; `atomic`: stores that combine with memory in one way, or by data, may meet."""
     return list(_Kernel(kernel, atomic).findings())
 
@@ -118,7 +118,7 @@ class _Kernel:
         self._iterations: dict[int, torch.Tensor] = {}  # by loop: two that are alike may be looked at differently
         self._grids: dict[tuple[Any, ...], dict[Atom, torch.Tensor]] = {}  # by loops and data
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[ScheduleFault]:
         by_buffer: dict[str, list[_Touch]] = {}
         for touch in _touches(self._kernel.body, (), [0]):
             self._bound(touch.loops)
@@ -131,7 +131,7 @@ class _Kernel:
 
     # -- real buffers: an element is touched in one iteration of shared loops -------------------------------------
 
-    def _real(self, name: str, touches: list[_Touch]) -> Iterator[Finding]:
+    def _real(self, name: str, touches: list[_Touch]) -> Iterator[ScheduleFault]:
         for write in (t for t in touches if t.write):
             for other in touches:
                 if self._atomic and _may_meet(write, other):
@@ -145,7 +145,7 @@ class _Kernel:
                     known = not _by_data(write) and not _by_data(other)
                     how = "writes" if other.write else "reads"
                     where = "itself" if same else f"statement {other.statement}"
-                    yield Finding(
+                    yield ScheduleFault(
                         code if known else "unproven", self._kernel.name,
                         f"statement {write.statement} writes {name}, {where} {how} it in another iteration of "
                         f"{shared[-1].var.name}",
@@ -170,18 +170,18 @@ class _Kernel:
 
     # -- scratch: elements that are read were written before, in the same iteration -------------------------------
 
-    def _scratch_findings(self, name: str, touches: list[_Touch]) -> Iterator[Finding]:
+    def _scratch_findings(self, name: str, touches: list[_Touch]) -> Iterator[ScheduleFault]:
         outside = [t for t in touches if not any(loop.parallel for loop in t.loops)]
         if outside and any(loop.parallel for t in touches for loop in t.loops):
-            yield Finding("race", self._kernel.name, f"scratch {name} is used outside of the parallel loops")
+            yield ScheduleFault("race", self._kernel.name, f"scratch {name} is used outside of the parallel loops")
         size = int(self._number(self._scratch[name].sizes[0], {}))
         if any(self._leaves(t, size) for t in touches if not t.guarded):
-            yield Finding("outside", self._kernel.name, f"scratch {name} has {size} elements, others are used")
+            yield ScheduleFault("outside", self._kernel.name, f"scratch {name} has {size} elements, others are used")
         for read in (t for t in touches if not t.write):
             before = [t for t in touches if t.write and t.statement < read.statement]
             if read.guarded or self._covered(read, before):
                 continue
-            yield Finding(
+            yield ScheduleFault(
                 "unwritten", self._kernel.name,
                 f"statement {read.statement} reads elements of {name} that nothing wrote in that iteration",
             )  # fmt: skip

@@ -40,7 +40,7 @@ class Contraction:
 
 
 @dataclass(frozen=True)
-class Forward:
+class Forwarding:
     """Loads that may become the value stored, if nothing that the value reads is overwritten in between.
 
     Args:
@@ -76,7 +76,7 @@ def contractions(
     return found
 
 
-def forward_of(touches: list[Touch]) -> Forward | None:
+def forward_of(touches: list[Touch]) -> Forwarding | None:
     """The loads of a buffer that may become the value stored; None where there are none."""
     stores = [t for t in touches if t[3].write]
     if len(stores) != 1:
@@ -92,7 +92,7 @@ def forward_of(touches: list[Touch]) -> Forward | None:
         return None
     all_inside = len(inside) == len(loads)
     last = max((t[0] for t in inside), default=at)
-    return Forward(last, all_inside and all(t[1] == path for t in inside), all_inside)
+    return Forwarding(last, all_inside and all(t[1] == path for t in inside), all_inside)
 
 
 def _scratch(buffer: Buffer, touches: list[Touch], serial: bool, most: int) -> Contraction | None:

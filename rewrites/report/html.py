@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..machine import origin
 from ..words import counted
 from . import budget, gains, overview, summary, text
-from .steps import Step, Steps
+from .steps import GraphStage, Steps
 from .timing import duration, plus_minus
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def render(entries: Sequence[Entry], environment: Mapping[str, str]) -> str:
     """A report as an HTML page: its targets, and the environment in which they were compiled."""
     steps, hues = Steps(len(entries)), overview.hues(entries)
     allowance = SOURCES // max(len(entries), 1)
-    targets = [Target(i, entry, steps.of(entry.graphs), allowance) for i, entry in enumerate(entries)]
+    targets = [TargetSection(i, entry, steps.of(entry.graphs), allowance) for i, entry in enumerate(entries)]
     return _environment(hues).get_template(PAGE).render(
         title=_title(entries),
         origin=origin(),
@@ -71,7 +71,7 @@ def _title(entries: Sequence[Entry]) -> str:
     return f"regraft report: {names[0] if len(names) == 1 else f'{len(names)} models'}"
 
 
-class Target:
+class TargetSection:
     """The part of the page that shows one target.
 
     Args:
@@ -81,7 +81,7 @@ class Target:
         allowance: characters of generated wrappers to show.
     """
 
-    def __init__(self, number: int, entry: Entry, steps: list[Step], allowance: int) -> None:
+    def __init__(self, number: int, entry: Entry, steps: list[GraphStage], allowance: int) -> None:
         self.number, self.entry, self.steps, self.allowance = number, entry, steps, allowance
         graphs = entry.graphs
         self.nodes = sum(graph.nodes for graph in graphs)

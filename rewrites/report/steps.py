@@ -22,7 +22,7 @@ FULL, BRIEF = 3, 12
 
 
 @dataclass(frozen=True)
-class Step:
+class GraphStage:
     """One stage of one graph.
 
     Args:
@@ -52,13 +52,13 @@ class Steps:
         self._brief = targets > FULL
         self._first_only = targets > BRIEF
 
-    def of(self, graphs: Sequence[GraphRecord]) -> list[Step]:
+    def of(self, graphs: Sequence[GraphRecord]) -> list[GraphStage]:
         """The steps of a target, its graphs one after the other."""
         return [
             step for i, graph in enumerate(graphs) for step in self._of_graph(graph, i if len(graphs) > 1 else None)
         ]
 
-    def _of_graph(self, record: GraphRecord, number: int | None) -> Iterator[Step]:
+    def _of_graph(self, record: GraphRecord, number: int | None) -> Iterator[GraphStage]:
         drawn: dict[int, int] = {}
 
         def drawing(i: int) -> int:
@@ -73,7 +73,7 @@ class Steps:
                 continue
             stage = record.snapshots[j].stage if j is not None else _next_stage(taken)
             graph = " · ".join(filter(None, ["" if number is None else f"graph {number + 1}", KINDS[taken.graph]]))
-            yield Step(
+            yield GraphStage(
                 TITLES.get(stage, stage),
                 graph,
                 drawing(i),

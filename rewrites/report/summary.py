@@ -47,7 +47,7 @@ class RuleRow:
 
 
 @dataclass(frozen=True)
-class Group(Generic[T]):
+class Repeated(Generic[T]):
     """Equal findings at one source line (of equal layers, as a rule), shown once: the first of them, and how many."""
 
     first: T
@@ -139,7 +139,7 @@ def _totals(graphs: Iterable[GraphRecord], detail: str) -> Counter[str]:
     return total
 
 
-def miss_groups(graphs: Iterable[GraphRecord]) -> list[Group[NearMiss]]:
+def miss_groups(graphs: Iterable[GraphRecord]) -> list[Repeated[NearMiss]]:
     """Near misses grouped by rule, reason and source line; those that came closest to a match first."""
     groups = _grouped(
         (miss for graph in graphs for miss in graph.near_misses),
@@ -152,14 +152,14 @@ def _reached(miss: NearMiss) -> float:
     return miss.depth / miss.size if miss.size else 0.0
 
 
-def declined_groups(graphs: Iterable[GraphRecord]) -> list[Group[Match]]:
+def declined_groups(graphs: Iterable[GraphRecord]) -> list[Repeated[Match]]:
     """Declined matches grouped by rule and source line, most frequent first."""
     matches = (match for graph in graphs for match in graph.open_declined)
     groups = _grouped(matches, key=lambda m: (m.rule, m.tags, m.site))
     return sorted(groups, key=lambda g: (-g.count, g.first.rule))
 
 
-def fallback_groups(graphs: Iterable[GraphRecord]) -> list[Group[Fallback]]:
+def fallback_groups(graphs: Iterable[GraphRecord]) -> list[Repeated[Fallback]]:
     """Fallbacks grouped by stage, reason and source line, most frequent first."""
     groups = _grouped((fallback for graph in graphs for fallback in graph.fallbacks), key=lambda f: f)
     return sorted(groups, key=lambda g: (-g.count, g.first.stage, g.first.code))
@@ -188,10 +188,10 @@ def code_line(graphs: Iterable[GraphRecord]) -> str:
     return f"{counted(tensors, 'tensor')} by {counted(kernels, 'kernel')}{made}; {counted(kept, 'call')} kept"
 
 
-def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[Group[T]]:
+def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[Repeated[T]]:
     first: dict[Hashable, T] = {}
     count: Counter[Hashable] = Counter()
     for item in items:
         first.setdefault(key(item), item)
         count[key(item)] += 1
-    return [Group(item, count[k]) for k, item in first.items()]
+    return [Repeated(item, count[k]) for k, item in first.items()]

@@ -23,7 +23,7 @@ from regraft.compiler.lowering.ops.random import Stream
 from regraft.compiler.prims import threshold
 from regraft.compiler.templates.attention.description import Attention
 from regraft.compiler.templates.attention.grouped import grouped
-from regraft.compiler.templates.attention.match import SOFTMAXES, Found, match_attention
+from regraft.compiler.templates.attention.match import SOFTMAXES, FoundAttention, match_attention
 from regraft.compiler.templates.attention.replacement import matched
 from regraft.compiler.templates.attention.sdpa import SDPA, match_sdpa
 from regraft.compiler.templates.attention.triton_backward import attention_backward
@@ -37,7 +37,7 @@ from .triton_kernels import interpreter
 SMALL = Tile(16, 16, 4, 1)
 
 
-def found_in(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Found, torch.fx.GraphModule]:
+def found_in(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[FoundAttention, torch.fx.GraphModule]:
     """The attention of a function, in its graph."""
     with torch.no_grad():
         traced = make_fx(function, tracing_mode="fake")(*inputs)
@@ -45,7 +45,7 @@ def found_in(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Found
     for node in traced.graph.nodes:
         if packet(node) in SOFTMAXES or packet(node) in SDPA:
             found = match_sdpa(node) if packet(node) in SDPA else match_attention(node)
-            assert isinstance(found, Found), found
+            assert isinstance(found, FoundAttention), found
             return found, traced
     raise AssertionError("no softmax")
 
@@ -71,12 +71,12 @@ def on_gpu(function: Callable[..., Any], *inputs: torch.Tensor) -> torch.fx.Grap
     return module
 
 
-def found_on_gpu(function: Callable[..., Any], inputs: Sequence[Any]) -> Found:
+def found_on_gpu(function: Callable[..., Any], inputs: Sequence[Any]) -> FoundAttention:
     """The first attention of a function, as if its tensors lay on a GPU."""
     for node in on_gpu(function, *inputs).graph.nodes:
         found = matched(node)
         if found is not None:
-            assert isinstance(found, Found), found
+            assert isinstance(found, FoundAttention), found
             return found
     raise AssertionError("no attention")
 

@@ -9,9 +9,9 @@ from .build import CompiledKernel, build, source_text
 from .compiler import can_build
 from .dtypes import UnsupportedDtype
 from .errors import CompileFailed, CompilerMissing
-from .target import Target, host_target, target
+from .target import InstructionSet, host_target, target
 
 __all__ = [
-    "CompileFailed", "CompiledKernel", "CompilerMissing", "Target", "UnsupportedDtype", "build", "can_build",
+    "CompileFailed", "CompiledKernel", "CompilerMissing", "InstructionSet", "UnsupportedDtype", "build", "can_build",
     "host_target", "source_text", "target",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ from .prelude_memory import MEMORY
 from .prelude_runtime import RUNTIME
 from .prelude_types import TYPES
 from .prelude_use import used_of
-from .target import Target, host_target
+from .target import InstructionSet, host_target
 
 _BIG = 16 * GRAIN  # work of a kernel from which on its call releases the interpreter lock
 _SPLIT = 24  # number of distinct kernels from which on two compilers share the work
@@ -76,7 +76,7 @@ def _restored_library(unit: Source) -> tuple[ctypes.CDLL, Path]:
     return compile_all([unit])[0]
 
 
-def build(kernels: Sequence[Kernel], target: Target | None = None) -> list[CompiledKernel]:
+def build(kernels: Sequence[Kernel], target: InstructionSet | None = None) -> list[CompiledKernel]:
     """Compile kernels; kernels that are equal except for names are compiled once.
 
     Args:
@@ -98,13 +98,13 @@ def build(kernels: Sequence[Kernel], target: Target | None = None) -> list[Compi
     return [_compiled(kernel, name, *where[name]) for kernel, name in zip(kernels, names, strict=True)]
 
 
-def source_text(kernels: Sequence[Kernel], target: Target | None = None) -> str:
+def source_text(kernels: Sequence[Kernel], target: InstructionSet | None = None) -> str:
     """The C++ source of kernels in one unit, for people to read."""
     target = target or host_target()
     return source_of(list(dict(_functions(kernels, target)).values()), target).text
 
 
-def _functions(kernels: Sequence[Kernel], target: Target) -> list[tuple[str, str]]:
+def _functions(kernels: Sequence[Kernel], target: InstructionSet) -> list[tuple[str, str]]:
     """The name and text of each kernel's function; kernels that are equal except for names share the first one."""
     written: dict[Kernel, tuple[str, str]] = {}
     named: list[tuple[str, str]] = []
@@ -129,11 +129,11 @@ def _units(names: Sequence[str]) -> list[list[str]]:
 
 
 @functools.cache
-def _prelude(target: Target) -> str:
+def _prelude(target: InstructionSet) -> str:
     return "\n".join([TYPES, MEMORY, RUNTIME, operations(target.vector_bytes, target.functions)])
 
 
-def source_of(functions: Sequence[str], target: Target) -> Source:
+def source_of(functions: Sequence[str], target: InstructionSet) -> Source:
     """One translation unit: the prelude for a target, as far as it is used, then the functions."""
     libraries = ("-lmvec", "-lm") if target.functions else ("-lm",)
     text = "\n\n".join(functions)

@@ -23,19 +23,19 @@ from ..flatten import flatten
 from .components import unroll_components
 from .cost import GRAIN, work_of, work_of_all
 from .joined_loops import join_loops
-from .layout import Layout
+from .layout import KernelLayout
 from .moves import move_bits
 from .plan import Plan
 from .ranges_apart import ranges_apart
 from .region import Region
 from .short_loops import unroll_short_loops
-from .target import Target
+from .target import InstructionSet
 from .tile_order import bring_tiles_together
 
 _PIECES = 64  # number of outer iterations from which on the vector loop is not split
 
 
-def kernel_text(kernel: Kernel, target: Target) -> str:
+def kernel_text(kernel: Kernel, target: InstructionSet) -> str:
     """The functions of a kernel. The entry point is named ``KERNEL``; the other names begin with it.
 
     Kernels that are equal except for names have equal texts.
@@ -43,7 +43,7 @@ def kernel_text(kernel: Kernel, target: Target) -> str:
     return _KernelText(prepared(kernel, target), target).text()
 
 
-def prepared(kernel: Kernel, target: Target) -> Kernel:
+def prepared(kernel: Kernel, target: InstructionSet) -> Kernel:
     """The kernel with loops and values as they are planned and written."""
     if target.vector_bytes:
         kernel = ranges_apart(kernel, target.vector_bytes // 4)
@@ -51,10 +51,10 @@ def prepared(kernel: Kernel, target: Target) -> Kernel:
 
 
 class _KernelText:
-    def __init__(self, kernel: Kernel, target: Target) -> None:
+    def __init__(self, kernel: Kernel, target: InstructionSet) -> None:
         dependence = Dependence()
         self._plan = Plan(kernel, target, dependence)
-        self._layout = Layout(kernel, self._plan, dependence)
+        self._layout = KernelLayout(kernel, self._plan, dependence)
         self._partials: list[str] = []  # bytes of memory for partial results
         self._regions: list[Region] = []
         self._calls: list[str] = []

@@ -20,7 +20,7 @@ from .value_text import Names
 _STACK = 32768  # bytes of scratch that a region allocates on the stack
 
 
-class Layout:
+class KernelLayout:
     """The memory layout and the names that the functions of a kernel share.
 
     Args:

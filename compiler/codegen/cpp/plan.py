@@ -27,7 +27,7 @@ from ...ir.value import Guarded, Load, Op, Result, Value, indices_of, operands
 from .dtypes import lane_bytes
 from .short_rows import rows_pay
 from .stores import is_widened
-from .target import Target
+from .target import InstructionSet
 from .turned import APART, NEAR, Turned, is_row, turned_inside
 from .woven import in_turns
 
@@ -76,7 +76,7 @@ Strategy = Lanes | Tile
 class Plan:
     """The strategies of the loops of a kernel; a loop without a strategy runs element by element."""
 
-    def __init__(self, kernel: Kernel, target: Target, dependence: Dependence) -> None:
+    def __init__(self, kernel: Kernel, target: InstructionSet, dependence: Dependence) -> None:
         self._width, self._dependence = target.vector_bytes, dependence
         self._scratch = {b.name for b in kernel.scratch}
         self._bytes = {b.name: b.dtype.itemsize for b in (*kernel.scratch, *(p.buffer for p in kernel.params))}

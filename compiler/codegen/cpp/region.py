@@ -11,7 +11,7 @@ from ...ir.index.index import Var
 from ...ir.kernel import Fold, Loop, Statement
 from ..source_writer import Writer
 from .dtypes import scalar_type
-from .layout import Layout
+from .layout import KernelLayout
 from .loops import Loops
 from .reductions import Accumulators
 from .value_text import Values
@@ -29,7 +29,7 @@ class Region:
         parallel: variables of the loops whose iterations threads share.
     """
 
-    def __init__(self, layout: Layout, name: str, body: Sequence[Statement], parallel: frozenset[Var]) -> None:
+    def __init__(self, layout: KernelLayout, name: str, body: Sequence[Statement], parallel: frozenset[Var]) -> None:
         self._layout, self._name, self._body = layout, name, body
         names, self._lines = layout.names(body)
         self._writer = Writer()

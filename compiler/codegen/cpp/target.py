@@ -12,7 +12,7 @@ from .prelude_math import vector_symbols
 
 
 @dataclass(frozen=True)
-class Target:
+class InstructionSet:
     """An instruction set.
 
     Args:
@@ -28,7 +28,7 @@ class Target:
     functions: frozenset[str] = frozenset()
 
 
-def target(name: str) -> Target:
+def target(name: str) -> InstructionSet:
     """A target by name: ``"avx512"``, ``"avx2"``, ``"generic"`` (16-byte vectors) or ``"scalar"``.
 
     Raises:
@@ -40,11 +40,11 @@ def target(name: str) -> Target:
         "generic": (16, _native()),
         "scalar": (0, _native()),
     }[name]
-    return Target(name, width, flags, _functions() if name in ("avx512", "avx2") else frozenset())
+    return InstructionSet(name, width, flags, _functions() if name in ("avx512", "avx2") else frozenset())
 
 
 @functools.cache
-def host_target() -> Target:
+def host_target() -> InstructionSet:
     """The target with the widest vectors on this machine."""
     have = cpu_flags()
     if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= have:

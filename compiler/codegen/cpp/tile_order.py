@@ -17,18 +17,18 @@ from ...ir.kernel import Kernel, Loop, Statement
 from ...ir.value import Load
 from .plan import Plan, Tile
 from .short_loops import parallel_chain
-from .target import Target
+from .target import InstructionSet
 from .turned import ANYWHERE
 
 
-def bring_tiles_together(kernel: Kernel, target: Target) -> Kernel:
+def bring_tiles_together(kernel: Kernel, target: InstructionSet) -> Kernel:
     """The kernel in which parallel loops that are nested in one another are in an order that can be tiled."""
     if not target.vector_bytes:
         return kernel
     return replace(kernel, body=tuple(_ordered(statement, kernel, target) for statement in kernel.body))
 
 
-def _ordered(statement: Statement, kernel: Kernel, target: Target) -> Statement:
+def _ordered(statement: Statement, kernel: Kernel, target: InstructionSet) -> Statement:
     if not isinstance(statement, Loop) or not statement.parallel:
         return statement
     chain = list(parallel_chain(statement))

@@ -52,7 +52,7 @@ FRESH = frozenset(
 
 
 @dataclass
-class Buffer:
+class SharedMemory:
     """Values that may share memory.
 
     Args:
@@ -74,16 +74,16 @@ class Aliases:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.position = {node: i for i, node in enumerate(graph.nodes)}
-        self._buffers: dict[fx.Node, Buffer] = {}
+        self._buffers: dict[fx.Node, SharedMemory] = {}
         self._by_storage: dict[int, fx.Node] = {}
         for node in graph.nodes:
             self._add(node)
 
-    def of(self, node: fx.Node) -> Buffer | None:
+    def of(self, node: fx.Node) -> SharedMemory | None:
         """The buffer of a tensor value; None for values without memory of their own (sizes, tuples of new tensors)."""
         return self._buffers.get(node)
 
-    def buffers(self) -> list[Buffer]:
+    def buffers(self) -> list[SharedMemory]:
         """All buffers, in the order of their first members."""
         return sorted({id(b): b for b in self._buffers.values()}.values(), key=lambda b: b.first)
 
@@ -113,13 +113,13 @@ class Aliases:
             return []
         return [self._by_storage.setdefault(storage, node) for storage in sorted(storages(node))]
 
-    def _new(self, node: fx.Node, ours: bool) -> Buffer:
+    def _new(self, node: fx.Node, ours: bool) -> SharedMemory:
         position = self.position[node]
         last = max((self.position[user] for user in node.users), default=position)
-        self._buffers[node] = made = Buffer(ours, position, last, [node])
+        self._buffers[node] = made = SharedMemory(ours, position, last, [node])
         return made
 
-    def _absorb(self, mine: Buffer, other: Buffer) -> None:
+    def _absorb(self, mine: SharedMemory, other: SharedMemory) -> None:
         if other is mine:
             return
         mine.ours = mine.ours and other.ours

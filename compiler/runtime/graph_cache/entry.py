@@ -26,7 +26,7 @@ from ...codegen.wrapper.wrapper import load
 from ..calls import row_by_row
 from ..cudagraphs.graphs import CudaGraphs
 from . import store
-from .training import Step, runner
+from .training import TrainingStep, runner
 
 logger = logging.getLogger("regraft")
 
@@ -48,7 +48,7 @@ class Entry:
     source: Source | None
     record: GraphRecord
     static: frozenset[int] | None = None
-    step: Step | None = None
+    step: TrainingStep | None = None
     written: tuple[int, ...] = ()
 
     def runner(self, graphs: CudaGraphs | None = None) -> Callable[..., tuple[Any, ...]]:
@@ -67,7 +67,7 @@ class Entry:
 
         return run
 
-    def _training(self, step: Step, graphs: CudaGraphs | None) -> Callable[..., tuple[Any, ...]]:
+    def _training(self, step: TrainingStep, graphs: CudaGraphs | None) -> Callable[..., tuple[Any, ...]]:
         forward = load(step.forward, f"{self.name} forward")
         backward = load(step.backward, f"{self.name} backward")
         if graphs is not None and self.static is not None:

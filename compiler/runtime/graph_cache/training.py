@@ -23,7 +23,7 @@ from ..calls import Boxed
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """The two graphs of a training step.
 
     Args:
@@ -42,7 +42,7 @@ class Step:
     captured: bool = False
 
 
-def step_of(forward: Source, backward: Source, facts: StepFacts, graph: fx.Graph, inputs: int) -> Step | None:
+def step_of(forward: Source, backward: Source, facts: StepFacts, graph: fx.Graph, inputs: int) -> TrainingStep | None:
     """The step of two compiled graphs; None where the backward's inputs or outputs are not what one would expect.
 
     Args:
@@ -61,10 +61,10 @@ def step_of(forward: Source, backward: Source, facts: StepFacts, graph: fx.Graph
     if not all(isinstance(x, torch.Tensor) and not compat.has_symbols(x) for x in given):
         return None
     layouts = tuple((tuple(x.shape), tuple(x.stride())) for x in tangents)
-    return Step(forward, backward, facts, layouts, frozenset(k for k, x in enumerate(results) if x is None))
+    return TrainingStep(forward, backward, facts, layouts, frozenset(k for k, x in enumerate(results) if x is None))
 
 
-def runner(step: Step, forward: Boxed, backward: Boxed) -> Callable[..., tuple[Any, ...]]:
+def runner(step: TrainingStep, forward: Boxed, backward: Boxed) -> Callable[..., tuple[Any, ...]]:
     """The program as a function of its inputs, with a backward.
 
     Args:
@@ -86,7 +86,7 @@ def runner(step: Step, forward: Boxed, backward: Boxed) -> Callable[..., tuple[A
     return run
 
 
-def _function(step: Step, forward: Boxed, backward: Boxed) -> Any:
+def _function(step: TrainingStep, forward: Boxed, backward: Boxed) -> Any:
     facts = step.facts
     differentiable = [place for place, wanted in enumerate(facts.differentiable) if wanted]
 

@@ -14,7 +14,7 @@ from ....rewrites.compat.autograd import StepFacts, calls_plainly, step_facts, v
 from ....rewrites.record import GraphRecord
 from ...codegen.wrapper.wrapper import Wrapper
 from .entry import Entry, save
-from .training import Step, step_of
+from .training import TrainingStep, step_of
 
 
 class Unsaved:
@@ -33,7 +33,7 @@ class Unsaved:
         self._inputs, self._training, self._static = inputs, training, static
         self._plain: tuple[Wrapper, tuple[int, ...]] | None = None  # of inference, and the inputs that it writes to
         self._forward: tuple[Wrapper, StepFacts] | None = None
-        self._step: Step | None = None
+        self._step: TrainingStep | None = None
 
     def note_inference(self, graph_module: fx.GraphModule, wrapper: Wrapper) -> None:
         """Remember the wrapper of an inference graph, if it runs without AOTAutograd."""

@@ -15,7 +15,7 @@ from torch import fx
 from ....rewrites.splice import subgraph
 from ..common.formula import is_move
 from ..common.triton_call import TritonTemplateKernel
-from .match import Found
+from .match import FoundAttention
 
 
 class Among:
@@ -29,7 +29,7 @@ class Among:
         return self._kernel(*tensors[: self._count])
 
 
-def arranged(found: Found, kept: tuple[fx.Node, ...]) -> Callable[[Sequence[Any]], None]:
+def arranged(found: FoundAttention, kept: tuple[fx.Node, ...]) -> Callable[[Sequence[Any]], None]:
     """Computes the last arguments from those before: the kernel does so too, and must find the same."""
     count = len(found.inputs)
     program = subgraph(_before(found, kept), found.inputs, kept)
@@ -42,7 +42,7 @@ def arranged(found: Found, kept: tuple[fx.Node, ...]) -> Callable[[Sequence[Any]
     return arrange
 
 
-def kept_on_the_way(found: Found) -> tuple[fx.Node, ...]:
+def kept_on_the_way(found: FoundAttention) -> tuple[fx.Node, ...]:
     """What is computed on the way and read by others too, as a mask of all layers is: it counts as made already."""
     inside = set(found.nodes)
     shared = {node for node in inside - {found.output} if not inside.issuperset(node.users)}
@@ -51,17 +51,17 @@ def kept_on_the_way(found: Found) -> tuple[fx.Node, ...]:
     return tuple(node for node in found.nodes if node in shared & read)
 
 
-def nodes_after(found: Found, inputs: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
+def nodes_after(found: FoundAttention, inputs: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
     """The nodes that make the result of `inputs`."""
     return _between(found, inputs, (found.output,))
 
 
-def _before(found: Found, kept: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
+def _before(found: FoundAttention, kept: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
     """The nodes that make `kept` of the kernel's inputs."""
     return _between(found, found.inputs, kept)
 
 
-def _between(found: Found, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+def _between(found: FoundAttention, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
     known, wanted, queue = set(inputs), set[fx.Node](), list(outputs)
     for node in queue:
         if node not in known and node not in wanted:

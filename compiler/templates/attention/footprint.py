@@ -16,7 +16,7 @@ from ....rewrites.compat import OpOverload, aliasing_arguments
 from ....rewrites.symbolic import hint
 from ...autotune.inputs import free_memory
 from ..common.formula import packet
-from .match import Found
+from .match import FoundAttention
 from .sdpa import SDPA
 
 # The most bytes of scores and values computed from them at one time. Above this, memory decides whether a model runs at
@@ -25,7 +25,7 @@ LARGEST_SCORES = 1 << 30
 _SHARE = 4  # the same as a share of free memory: one part in four
 
 
-def excluded(found: Found, nodes: Sequence[fx.Node]) -> str:
+def excluded(found: FoundAttention, nodes: Sequence[fx.Node]) -> str:
     """Why an attention must not run by the nodes of the graph, since its scores need much memory; empty if it may.
 
     Args:

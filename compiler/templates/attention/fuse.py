@@ -22,7 +22,7 @@ from .cpp_few_queries import MOST_ROWS, few_queries_cpp, is_served
 from .description import Attention
 from .footprint import excluded
 from .grouped import grouped
-from .match import Found
+from .match import FoundAttention
 from .replacement import RULE, is_on, matched, near_miss, record_decision
 
 CANDIDATE = "generated"
@@ -66,7 +66,7 @@ class _Fusion:
         self._graph, self._oracle, self._record = graph, oracle, record
         self._copies = Copies()
 
-    def run(self, found: Found) -> bool:
+    def run(self, found: FoundAttention) -> bool:
         """Decide on one attention; returns whether it was replaced."""
         try:
             kernel = attention_kernel(with_keys_innermost(found.attention))
@@ -86,7 +86,7 @@ class _Fusion:
             replace_by_call(self._graph, found, inputs, kernel, found.output, RULE)
         return chosen
 
-    def _decide(self, found: Found, kernel: TemplateKernel) -> Decision:
+    def _decide(self, found: FoundAttention, kernel: TemplateKernel) -> Decision:
         question = Question(
             rule=RULE,
             key=kernel.name,

@@ -45,7 +45,7 @@ _MAX_REGION = 200  # most nodes between softmax and product
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundAttention:
     """An attention that was found in a graph.
 
     Args:
@@ -67,7 +67,7 @@ class _RefusedError(Exception):
         self.reason = reason
 
 
-def match_attention(softmax: fx.Node, *, drops: bool = False) -> Found | Reason:
+def match_attention(softmax: fx.Node, *, drops: bool = False) -> FoundAttention | Reason:
     """The attention around a softmax, or the reason why there is none.
 
     Args:
@@ -112,7 +112,7 @@ def _is_batched(nodes: Iterable[fx.Node]) -> bool:
     return any(packet(node) in ("aten.bmm", "aten.baddbmm") for node in nodes)
 
 
-def _first(softmax: fx.Node, down: list[fx.Node]) -> Found | Reason:
+def _first(softmax: fx.Node, down: list[fx.Node]) -> FoundAttention | Reason:
     """The first product above the softmax that makes it an attention."""
     first: Reason | None = None
     for product in _products_above(softmax):
@@ -204,7 +204,7 @@ class _Matcher:
         self._left, self._right = operands(product)
         self._depth, self._width = int(self._left.meta["val"].shape[-1]), int(values.shape[-1])
 
-    def run(self) -> Found:
+    def run(self) -> FoundAttention:
         self._check_escapes()
         keep, kept = self._probabilities()
         score, sink = self._scores()
@@ -222,7 +222,7 @@ class _Matcher:
         )  # fmt: skip
         leaves = self._formulas.leaves | self._source.leaves | self._narrow.leaves | self._weights.leaves
         inputs = tuple(leaves[buffer.name] for buffer in attention.reads)
-        return Found(attention, inputs, nodes_between(inputs, output), output)
+        return FoundAttention(attention, inputs, nodes_between(inputs, output), output)
 
     def _check_escapes(self) -> None:
         for node in (self._product, *self._inside):

@@ -11,7 +11,7 @@ from ....rewrites.reason import Reason, site_of
 from ....rewrites.record import GraphRecord, NearMiss
 from ..common import records
 from ..common.formula import packet
-from .match import SOFTMAXES, Found, beside_product, match_attention
+from .match import SOFTMAXES, FoundAttention, beside_product, match_attention
 from .sdpa import SDPA, match_sdpa
 
 RULE = "attention-template"
@@ -19,11 +19,11 @@ RULE = "attention-template"
 FAMILY, KERNEL_FAMILY = "attention", "attention-kernel"
 
 
-def matched(node: fx.Node) -> Found | Reason | None:
+def matched(node: fx.Node) -> FoundAttention | Reason | None:
     """The attention of a node; a reason only if it is nearly one, unlike a classifier's softmax."""
     if packet(node) in SOFTMAXES:
         found = match_attention(node)
-        return found if isinstance(found, Found) or beside_product(node) else None
+        return found if isinstance(found, FoundAttention) or beside_product(node) else None
     return match_sdpa(node) if packet(node) in SDPA else None
 
 
@@ -35,7 +35,11 @@ def is_on(node: fx.Node, device: str) -> bool:
 
 
 def record_decision(
-    record: GraphRecord, found: Found, decision: Decision, nodes: Sequence[fx.Node] = (), stage: str = "lowered"
+    record: GraphRecord,
+    found: FoundAttention,
+    decision: Decision,
+    nodes: Sequence[fx.Node] = (),
+    stage: str = "lowered",
 ) -> None:
     """Record the decision on an attention; `nodes` are those that a kernel would replace, by default all."""
     every = [*found.nodes, found.output]

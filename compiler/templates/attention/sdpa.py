@@ -23,7 +23,7 @@ from ..common.formula import Formulas, packet, plain_load, unrounded
 from .bias_cost import worth_computing
 from .description import SCORE, Attention, Operand, address, operand
 from .mask_fill import surely_hidden
-from .match import Found, at, is_served, loads, made, nodes_between
+from .match import FoundAttention, at, is_served, loads, made, nodes_between
 from .score import masked
 from .shift_invariance import shiftable
 
@@ -36,7 +36,7 @@ SDPA = {
 }
 
 
-def match_sdpa(call: fx.Node, *, keep: fx.Node | None = None) -> Found | Reason:
+def match_sdpa(call: fx.Node, *, keep: fx.Node | None = None) -> FoundAttention | Reason:
     """The attention that a call of the fused CPU operator computes, or the reason why the template cannot.
 
     Args:
@@ -79,7 +79,7 @@ class _Sdpa:
         self._depth, self._column = Var("d", depth), Var("e", v.meta["val"].shape[3])  # type: ignore[union-attr]
         self._heads = tuple(map(at, self._lead))
 
-    def run(self) -> Found:
+    def run(self) -> FoundAttention:
         score = self._score()
         keep = None if self._keep is None else self._drawn.value(self._keep).at(self._places())
         kept = 1.0 if keep is None else 1.0 / (1.0 - argument(self._call, "dropout_p"))
@@ -98,7 +98,7 @@ class _Sdpa:
         )  # fmt: skip
         leaves = self._formulas.leaves | self._mask.leaves | self._drawn.leaves
         inputs = tuple(leaves[buffer.name] for buffer in attention.reads)
-        return Found(attention, inputs, nodes_between(inputs, self._output), self._output)
+        return FoundAttention(attention, inputs, nodes_between(inputs, self._output), self._output)
 
     def _leaf(self, load: Load) -> Tensor:
         return self._formulas.leaf(self._formulas.leaves[load.buffer])

@@ -53,7 +53,7 @@ def attention_triton(
     check_operands(attention)
     tile = tile or tiles(attention)[0]
     more = [attention.out.buffer, *([statistics_buffer(attention)] if statistics else [])]
-    launch = Forward(attention, tile, more, precision).launch("attention")
+    launch = WholeForward(attention, tile, more, precision).launch("attention")
     return KernelSource(module_text([launch.text]), (launch,))
 
 
@@ -138,7 +138,7 @@ class ByQueries(AttentionText):
         return text
 
 
-class Forward(ByQueries):
+class WholeForward(ByQueries):
     """All keys in one program."""
 
     def _write(self) -> int:

@@ -24,14 +24,14 @@ from ..common.formula import packet
 from ..common.order import is_written_by_kernel
 from ..common.questions import CANNOT_COMPILE
 from ..common.task import Task
-from ..common.template import Comparison, Template
+from ..common.template import ComparedProgram, Template
 from ..common.triton_call import TritonTemplateKernel
 from .benchmark_inputs import Among, arranged, kept_on_the_way, nodes_after
 from .bias_layout import with_keys_innermost
 from .description import Attention
 from .footprint import excluded
 from .grouped import grouped
-from .match import SOFTMAXES, Found
+from .match import SOFTMAXES, FoundAttention
 from .replacement import FAMILY, RULE, is_on, matched, record_decision
 from .sdpa import SDPA, given_mask
 from .triton_forward import attention_triton
@@ -70,19 +70,19 @@ class AttentionTemplate(Template):
         self._splits = _MORE_SPLIT_TILES if task.thorough else _SPLIT_TILES
         self._made: dict[Any, TritonTemplateKernel] = {}
 
-    def match(self, node: fx.Node) -> Found | Reason | None:
+    def match(self, node: fx.Node) -> FoundAttention | Reason | None:
         """The attention of a softmax, or of a library's call."""
         return matched(node) if is_on(node, "cuda") else None
 
-    def considers(self, found: Found) -> bool:
+    def considers(self, found: FoundAttention) -> bool:
         """Whether libraries compute the attention less well, or run few programs for it."""
         return self.task.measures_all or is_promising(found) or self._has_few_queries(found)
 
-    def _has_few_queries(self, found: Found) -> bool:
+    def _has_few_queries(self, found: FoundAttention) -> bool:
         few = found.attention.row.extent * _FEW_AMONG <= found.attention.key.extent
         return few and bool(split_tiles(grouped(found.attention), self.task.gpu))
 
-    def description(self, found: Found) -> _Described:
+    def description(self, found: FoundAttention) -> _Described:
         """The attention, with biases as the kernel reads them and heads that share keys as rows."""
         # If an earlier kernel of this graph precedes it, everything before the graph has ended.
         early = self.task.gpu.capability >= 90 and any(map(is_written_by_kernel, found.inputs))
@@ -98,12 +98,12 @@ class AttentionTemplate(Template):
         kernel = attention_kernel(described.attention, config, self.task.device, described.early)
         return self._made.setdefault((kernel.name, kernel.inputs, kernel.outputs), kernel)
 
-    def compared(self, found: Found) -> Comparison:
+    def compared(self, found: FoundAttention) -> ComparedProgram:
         """The nodes of the attention, but for those that others read too: they count as made already."""
         kept = kept_on_the_way(found)
         inputs = (*found.inputs, *kept)
         nodes = nodes_after(found, inputs)
-        return Comparison(
+        return ComparedProgram(
             nodes,
             inputs,
             Baseline(nodes, inputs, [found.output]),
@@ -112,7 +112,7 @@ class AttentionTemplate(Template):
             arrange=lambda: arranged(found, kept) if kept else None,
         )
 
-    def record(self, found: Found, decision: Decision) -> None:
+    def record(self, found: FoundAttention, decision: Decision) -> None:
         """Record a decision, as one with that of the rule that asked about the same attention."""
         record_decision(self.task.record, found, decision)
 
@@ -136,7 +136,7 @@ def attention_kernel(attention: Attention, tile: Tile, device: int, early: bool 
     )  # fmt: skip
 
 
-def is_promising(found: Found) -> bool:
+def is_promising(found: FoundAttention) -> bool:
     """Whether the attention has more than a causal mask, which is all that libraries compute well."""
     return all(given_mask(node) is not None for node in found.nodes if packet(node) in SDPA)
 

@@ -23,7 +23,7 @@ from ...ir.value import Value
 from .description import Attention
 from .score import LOG2_E
 from .seen_keys import seen_keys
-from .triton_forward import Forward
+from .triton_forward import WholeForward
 from .triton_text import AttentionText, both, check_operands, contiguous, rows_of
 from .triton_tiles import SplitTile, Tile, parts, power
 
@@ -66,7 +66,7 @@ def split_attention(
     return KernelSource(module_text([launch.text for launch in launches]), tuple(launches))
 
 
-class _Part(Forward):
+class _Part(WholeForward):
     """The first launch: a program is one lead iteration, all of its queries, and a part of the keys."""
 
     def __init__(self, attention: Attention, tile: SplitTile, precision: str) -> None:

@@ -26,7 +26,7 @@ from .replacing import Copies, replace_by_call
 from .task import Task
 
 
-class Kernel(Protocol):
+class CandidateKernel(Protocol):
     """One kernel, or several that are measured as one."""
 
     @property
@@ -44,7 +44,7 @@ class Kernel(Protocol):
         """The results."""
 
 
-class Found(Protocol):
+class Computation(Protocol):
     """A computation that was found in a graph."""
 
     @property
@@ -61,7 +61,7 @@ class Found(Protocol):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedProgram:
     """The program that the kernels of one computation compete with, and how both are measured.
 
     Args:
@@ -112,7 +112,7 @@ class Template:
     # -- the protocol ---------------------------------------------------------------------------------------------
 
     def match(self, node: fx.Node) -> Any | Reason | None:
-        """The computation (`Found`) whose root is `node`, why it is nearly one, or None."""
+        """The computation (`Computation`) whose root is `node`, why it is nearly one, or None."""
         raise NotImplementedError
 
     def description(self, found: Any) -> Hashable:
@@ -128,7 +128,7 @@ class Template:
         return None
 
     def source(self, described: Any, config: Any) -> Any:
-        """The `Kernel` of a configuration.
+        """The `CandidateKernel` of a configuration.
 
         Raises:
             one of `errors`: there is no such kernel.
@@ -145,10 +145,10 @@ class Template:
         """The ways to compute a match that are tried, one after the other."""
         yield found
 
-    def compared(self, found: Any) -> Comparison:
+    def compared(self, found: Any) -> ComparedProgram:
         """The program that kernels compete with: the nodes that they replace."""
         baseline = Baseline(found.nodes, found.inputs, [found.output])
-        return Comparison(tuple(found.nodes), tuple(found.inputs), baseline)
+        return ComparedProgram(tuple(found.nodes), tuple(found.inputs), baseline)
 
     def place(self, found: Any) -> fx.Node | str:
         """The node before which the kernel may be called, or why there is none."""

@@ -23,7 +23,7 @@ from ....rewrites.record import Evidence
 from .compiled_candidates import CompiledCandidates
 from .formula import is_move
 from .questions import Questions
-from .template import Comparison, Template
+from .template import ComparedProgram, Template
 
 _ROUNDS = 3  # rounds of the search around the fastest configuration
 _SPENT = "the time for measurements of this graph is spent"
@@ -210,7 +210,7 @@ class TemplatePass:
                 return known
         return None
 
-    def _ask(self, kernels: _Kernels, comparison: Comparison) -> Decision:
+    def _ask(self, kernels: _Kernels, comparison: ComparedProgram) -> Decision:
         key = _key(kernels, comparison)
         compiled = self._begun.pop(key, None) or self._compiled(kernels, comparison)
         question = Question(
@@ -232,7 +232,7 @@ class TemplatePass:
         self._configs.update((str(config), config) for config in configs)
         return {str(config): self.template.source(described, config) for config in configs}
 
-    def _compiled(self, kernels: _Kernels, comparison: Comparison) -> CompiledCandidates:
+    def _compiled(self, kernels: _Kernels, comparison: ComparedProgram) -> CompiledCandidates:
         return CompiledCandidates(
             comparison.baseline, kernels.values(), self.task.while_compiling, comparison.excluded()
         )
@@ -245,7 +245,7 @@ def unmeasured(kernels: _Kernels, why: str) -> Decision:
     return Decision(next(iter(kernels)), Evidence(note=f"{why}; estimate: {_SPENT}"))
 
 
-def _key(kernels: _Kernels, comparison: Comparison) -> _Key:
+def _key(kernels: _Kernels, comparison: ComparedProgram) -> _Key:
     """The key of the question: the kernels, and the nodes that they are compared with."""
     texts = "\n".join(kernel.identity for kernel in kernels.values())
     digest = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()

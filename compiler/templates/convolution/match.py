@@ -30,7 +30,7 @@ from ..attention.match import at
 from ..common.formula import packet
 from ..gemm.description import Matrix, Product
 from ..gemm.epilogue import Epilogue
-from ..gemm.match import FoundProduct, Matcher, with_largest_epilogue
+from ..gemm.match import FoundProduct, ProductMatcher, with_largest_epilogue
 from ..gemm.operands import Operands, mixture, unfit
 from .description import Convolution, Side
 from .triton_depthwise import MOST_SUMMED, MOST_UNROLLED, Depthwise
@@ -116,7 +116,7 @@ class _Epilogue(Epilogue):
         return bias.at((indices[1],))
 
 
-class _Matcher(Matcher):
+class _Matcher(ProductMatcher):
     """Puts a convolution and nodes after it into a description."""
 
     epilogue = _Epilogue

@@ -82,7 +82,7 @@ def _largest(
     """The product with the largest epilogue that has a formula."""
 
     def described(nodes: tuple[fx.Node, ...], output: fx.Node, kept: bool) -> FoundProduct | Reason:
-        return Matcher(call, operands, nodes, output, kept, packed, sides).run()
+        return ProductMatcher(call, operands, nodes, output, kept, packed, sides).run()
 
     return with_largest_epilogue(call, described, crop)
 
@@ -111,7 +111,7 @@ def has_prologue(call: fx.Node, sides: str) -> bool:
     return any(is_computed(operand, call) for side, operand in (("a", x), ("b", weight)) if side in sides)
 
 
-class Matcher:
+class ProductMatcher:
     """Describes a product and the nodes that follow it.
 
     Subclasses for other kinds of products override indices, operands and the description.

@@ -21,7 +21,7 @@ from ...ir.value import Value
 from .description import Prologue
 from .triton_bytes import Bytes, as_bytes
 from .triton_lanes import HIGH, LanesTriton
-from .triton_operand import Computed, Loaded
+from .triton_operand import Computed, LoadedOperand
 from .triton_text import ProductText
 from .triton_tiles import GemmTile
 
@@ -29,7 +29,7 @@ from .triton_tiles import GemmTile
 class CoresTriton(LanesTriton):
     """Writes the first launch of a tile with `GemmTile.cores`."""
 
-    def _weights(self, first: str) -> dict[str, Loaded | Computed]:  # noqa: ARG002
+    def _weights(self, first: str) -> dict[str, LoadedOperand | Computed]:  # noqa: ARG002
         product = self.product
         given = {"b": product.right, "c": product.also}
         given |= {HIGH[name]: made for name, made in self._high.items()}

@@ -29,7 +29,7 @@ from ..common.cpp_call import Layout
 from ..common.formula import is_move, packet
 from ..common.replacing import replace_by_call
 from ..common.task import Task
-from ..common.template import Comparison, Template
+from ..common.template import ComparedProgram, Template
 from ..common.triton_call import TritonTemplateKernel
 from .description import Product, Prologue, Result
 from .epilogue import is_read_by_loops
@@ -148,9 +148,9 @@ class ProductTemplate(Template):
 
     # -- what is measured -------------------------------------------------------------------------------------------
 
-    def compared(self, found: FoundProduct) -> Comparison:
+    def compared(self, found: FoundProduct) -> ComparedProgram:
         """The library's product, with a kernel for the epilogue."""
-        return Comparison(
+        return ComparedProgram(
             found.nodes,
             found.inputs,
             ProductBaseline(found),

@@ -21,7 +21,7 @@ from ...ir.value import Value, substitute
 from .description import Matrix, Product, Prologue
 from .halves import halves
 from .triton_matmul import GemmTriton
-from .triton_operand import Computed, Loaded, base
+from .triton_operand import Computed, LoadedOperand, base
 from .triton_text import ProductText
 from .triton_tiles import GemmTile, read_bytes
 
@@ -91,7 +91,7 @@ class LanesTriton(GemmTriton):
         side_by_side = _LOADED // product.dtype.itemsize // (2 if self._high else 1)
         return f"tl.max_contiguous({places}, {min(side_by_side, depth)})"
 
-    def _ask(self, weights: dict[str, Loaded | Computed]) -> list[dict[str, dict[Value, str]]]:
+    def _ask(self, weights: dict[str, LoadedOperand | Computed]) -> list[dict[str, dict[Value, str]]]:
         """Ask for the weights of the first steps; returns, by step, what computed ones have been loaded from.
 
         Nothing is computed of them yet: that would wait until they are there.
@@ -111,7 +111,7 @@ class LanesTriton(GemmTriton):
                 weight.advance()
         return asked
 
-    def _asked(self, name: str, step: int, weight: Loaded | Computed, given: dict[str, dict[Value, str]]) -> str:
+    def _asked(self, name: str, step: int, weight: LoadedOperand | Computed, given: dict[str, dict[Value, str]]) -> str:
         """What holds one of the first steps' weights, computed where it is not as it was loaded."""
         if not isinstance(weight, Computed):
             return f"{name}{step}"
@@ -128,14 +128,14 @@ class LanesTriton(GemmTriton):
             return [_LoadedRow(self, row, product.a, tile, first) for row in self._rows_there]
         return [_ComputedRow(self, row, product.left, tile) for row in self._rows_there]
 
-    def _weights(self, first: str) -> dict[str, Loaded | Computed]:
+    def _weights(self, first: str) -> dict[str, LoadedOperand | Computed]:
         """The right operands, by name."""
         product, tile, policy = self.product, self.tile, ', eviction_policy="evict_first"'  # they are read once
-        found: dict[str, Loaded | Computed] = {"b": Loaded(self, "b", product.b, tile, first, policy)}
+        found: dict[str, LoadedOperand | Computed] = {"b": LoadedOperand(self, "b", product.b, tile, first, policy)}
         if product.right is not None:
             found["b"] = Computed(self, "b", product.right, tile)
         if product.other is not None:
-            found["c"] = Loaded(self, "c", product.other, tile, first, policy)
+            found["c"] = LoadedOperand(self, "c", product.other, tile, first, policy)
         if product.also is not None:
             found["c"] = Computed(self, "c", product.also, tile)
         # The high halves of the bytes whose low ones `b` and `c` are.

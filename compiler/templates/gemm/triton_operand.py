@@ -28,7 +28,7 @@ _BFLOAT16 = 256  # up to which it holds all whole numbers
 _RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
 
 
-class Loaded:
+class LoadedOperand:
     """An operand that is loaded as it is.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 from ...options import OptionError, Options
 from ...options.rules import resolve_rules
 from ...pipeline import refuse_unknown
-from .finding import Finding
+from .finding import Cause
 from .search import Progress, find
 from .subject import Subject, Verdict
 from .trial import Forked, InProcess, Runner, Trial
@@ -23,7 +23,7 @@ def bisect(
     train: bool = False,
     tolerance: float | None = None,
     isolate: bool = False,
-) -> Finding:
+) -> Cause:
     """Find what causes a wrong result, a NaN or an error of a compiled program, by leaving out halves.
 
     The program is compiled and run some 10 to 20 times, and left as it was. Where random numbers are drawn, give
@@ -79,6 +79,6 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 __all__ = [
-    "Finding", "Forked", "InProcess", "OptionError", "Progress", "Runner", "Subject", "Trial", "Verdict", "arguments",
+    "Cause", "Forked", "InProcess", "OptionError", "Progress", "Runner", "Subject", "Trial", "Verdict", "arguments",
     "bisect", "find", "given_options",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ _OUTSIDE = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class Cause:
     """The cause of a failure.
 
     Attributes:
@@ -50,7 +50,7 @@ class Finding:
         return "\n".join([*_lines(self), *(f"contained {fault}" for fault in self.faults)])
 
 
-def _lines(finding: Finding) -> Iterator[str]:
+def _lines(finding: Cause) -> Iterator[str]:
     if finding.ok:
         yield f"right{_numbers(finding.verdict)}: nothing to search for"
         return
@@ -77,7 +77,7 @@ def _numbers(verdict: Verdict) -> str:
     return f" (error {verdict.error:.3g}{eager})"
 
 
-def _workaround(finding: Finding) -> str:
+def _workaround(finding: Cause) -> str:
     if not finding.workaround:
         return "no single name or kind left out makes it right"
     return f'options={{"without": {finding.workaround!r}}} (tried: right)'

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ....rewrites.switches import KINDS, Step
-from .finding import Finding
+from .finding import Cause
 from .trial import Runner, Trial
 
 Progress = Callable[[str, float], None]
 _TORCH = "aot_eager"  # what torch does without a compiler behind it
 
 
-def find(run: Runner, progress: Progress = lambda _doing, _done: None) -> Finding:
+def find(run: Runner, progress: Progress = lambda _doing, _done: None) -> Cause:
     """Search for the step that causes a failure.
 
     Args:
@@ -36,11 +36,11 @@ class _Hunt:
         self._kinds = list(KINDS)
         self._trials = 0
 
-    def find(self) -> Finding:
+    def find(self) -> Cause:
         """All of the search."""
         whole = self._with(len(self._kinds))
         if whole.verdict.right:
-            return Finding(whole.verdict, faults=whole.faults)
+            return Cause(whole.verdict, faults=whole.faults)
         if not self._with(0).verdict.right:
             return self._outside(whole)
         last = self._first_failing(len(self._kinds), self._with)
@@ -50,7 +50,7 @@ class _Hunt:
         failing, before = self._with(last - 1, number), self._with(last - 1, number - 1)
         culprit = failing.steps[kind][number - 1]
         workaround = self._workaround(culprit)
-        return Finding(
+        return Cause(
             whole.verdict, culprit, number, total, failing.verdict, before.verdict, workaround, faults=whole.faults,
             trials=self._trials,
         )  # fmt: skip
@@ -89,10 +89,10 @@ class _Hunt:
                 return (name,)
         return ()
 
-    def _outside(self, whole: Trial) -> Finding:
+    def _outside(self, whole: Trial) -> Cause:
         """A failure that stays with everything off: torch's, or of what every compilation does."""
         self._trials += 1
         self._progress(f"run {self._trials}: by torch alone", 0.9)
         torchs = self._run.with_backend(_TORCH)
         where = "base" if torchs.right else "torch"
-        return Finding(whole.verdict, where=where, first=torchs, faults=whole.faults, trials=self._trials)
+        return Cause(whole.verdict, where=where, first=torchs, faults=whole.faults, trials=self._trials)

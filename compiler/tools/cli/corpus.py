@@ -13,12 +13,12 @@ from .shared import UsageError, shown_progress
 if TYPE_CHECKING:
     from ....rewrites.report.document import Report
     from ..targets.target import Choices
-    from .groups import Group
+    from .groups import CommandOptions
 
 LAYERS = 2
 
 
-def corpus_arguments(choices: Choices, backend: Group) -> tuple[str, ...]:
+def corpus_arguments(choices: Choices, backend: CommandOptions) -> tuple[str, ...]:
     """The command line for one target: tiny models, not timed.
 
     Args:

@@ -20,7 +20,7 @@ from dataclasses import fields
 from typing import Any
 
 
-class Group:
+class CommandOptions:
     """The base of dataclasses whose fields are options."""
 
     def arguments(self) -> list[str]:
@@ -39,13 +39,13 @@ class Group:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters of classes below `Group` are options: one for each of the group's fields."""
+    """A command whose parameters of classes below `CommandOptions` are options: one for each of the group's fields."""
     hints = typing.get_type_hints(command, include_extras=True)
-    groups: dict[str, type[Group]] = {}
+    groups: dict[str, type[CommandOptions]] = {}
     expanded: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         hint = hints[parameter.name]
-        if isinstance(hint, type) and issubclass(hint, Group):
+        if isinstance(hint, type) and issubclass(hint, CommandOptions):
             groups[parameter.name] = hint
             expanded += _options(hint)
         else:
@@ -68,7 +68,7 @@ def _spelling(option: inspect.Parameter) -> str:
     return names[0] if names else f"--{option.name.replace('_', '-')}"
 
 
-def _options(group: type[Group]) -> list[inspect.Parameter]:
+def _options(group: type[CommandOptions]) -> list[inspect.Parameter]:
     hints = typing.get_type_hints(group, include_extras=True)
     return [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .groups import Group
+from .groups import CommandOptions
 from .own_rules import OwnRules, own_rules, with_rules
 from .shared import UsageError, shown_progress
 
@@ -43,7 +43,7 @@ def _dtype(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class ModelOptions(Group):
+class ModelOptions(CommandOptions):
     """How a target is built."""
 
     layers: Annotated[int | None, typer.Option(min=1, help="Layers of each stack (default: the model's own).")] = None
@@ -88,7 +88,7 @@ class TargetOptions(ModelOptions):
 
 
 @dataclass(frozen=True)
-class BackendOptions(Group):
+class BackendOptions(CommandOptions):
     """How regraft compiles."""
 
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")] = False

@@ -109,13 +109,13 @@ def _generated(target: str, chosen: Any, contestants: list[Any], prompt: int, to
     """
     from ..generation.comparison import compare_generation
     from ..generation.decoding import require_decoder
-    from ..generation.plan import Plan
+    from ..generation.plan import GenerationPlan
     from ..targets.load import load_decoder
 
     unused = [f"--{name}" for name in ("train", "mask", "seq") if name in chosen.changed()]
     if unused:
         raise UsageError(f"--generate goes without {', '.join(unused)}: prompts have --prompt tokens and no padding")
-    plan = Plan(chosen.batch, prompt, tokens)
+    plan = GenerationPlan(chosen.batch, prompt, tokens)
     with shown_progress() as progress:
         progress(f"building {target}", 0.0)
         loaded = load_decoder(target, chosen, plan.room)

@@ -58,7 +58,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Result:
+class CallResults:
     """The results of one call: floating-point outputs, and in training the gradients of all parameters."""
 
     outputs: list[torch.Tensor]
@@ -104,7 +104,7 @@ def _draws_its_own(target: Target, plan: Plan) -> bool:
     return target.choices.train and plan.backend is None and plan.options.get("rng") != "eager"
 
 
-def _with_eagers_draws(target: Target, plan: Plan) -> Result:
+def _with_eagers_draws(target: Target, plan: Plan) -> CallResults:
     """The results of the target compiled once more, to draw eager's random numbers; nothing of that is reported."""
     exact = replace(plan, options={**plan.options, "rng": "eager"})
     torch.compiler.reset()
@@ -148,17 +148,17 @@ def _step(target: Target, call: Callable[..., Any]) -> Callable[[], Any]:
     return train if target.choices.train else infer
 
 
-def _result(target: Target, call: Callable[..., Any]) -> Result:
+def _result(target: Target, call: Callable[..., Any]) -> CallResults:
     torch.manual_seed(0)  # dropout draws the same numbers in both, where a rule promises eager's stream
     if not target.choices.train:
         with torch.no_grad():
-            return Result(_copies(call(*target.args, **target.kwargs)), [])
+            return CallResults(_copies(call(*target.args, **target.kwargs)), [])
     _forget_gradients(target)
     output = call(*target.args, **target.kwargs)
     _loss(output).backward()
     gradients = [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in _parameters(target)]
     _forget_gradients(target)
-    return Result(_copies(output), gradients)
+    return CallResults(_copies(output), gradients)
 
 
 def _parameters(target: Target) -> list[torch.nn.Parameter]:
@@ -196,7 +196,7 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def _tolerance(result: Result) -> float:
+def _tolerance(result: CallResults) -> float:
     return max((TOLERANCE.get(leaf.dtype, 0.1) for leaf in result.outputs), default=0.0)
 
 

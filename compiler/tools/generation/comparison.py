@@ -25,7 +25,7 @@ from ..profile.limits import measured_limits, read_bandwidth
 from ..profile.running import seconds_of, wait
 from ..targets.target import TargetError
 from .decoding import cache_bytes, empty_cache, forward, place_of, prefill_flops, weight_bytes
-from .plan import Decoder, Plan, Roof
+from .plan import Decoder, GenerationPlan, Roof
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,7 +47,7 @@ class Generation(Times):
     schema = "regraft-generate"
 
     contestants: Sequence[Decoder]
-    plan: Plan
+    plan: GenerationPlan
     roof: Roof
 
     def view(self) -> RenderableType:
@@ -60,7 +60,7 @@ class Generation(Times):
 def compare_generation(
     model: Any,
     chosen: Sequence[Contestant],
-    plan: Plan,
+    plan: GenerationPlan,
     *,
     name: str = "",
     progress: Progress = lambda doing, done: None,
@@ -100,7 +100,7 @@ def compare_generation(
 class Turn:
     """A backend with a cache of its own, that reads tokens one after the other."""
 
-    def __init__(self, one: Decoder, model: Any, plan: Plan, tokens: Sequence[torch.Tensor]) -> None:
+    def __init__(self, one: Decoder, model: Any, plan: GenerationPlan, tokens: Sequence[torch.Tensor]) -> None:
         self._model, self._plan, self.tokens = model, plan, tokens
         self._prefill, self._step = (_made(one, model) for _ in range(2))
         self.cache = empty_cache(model, plan.room, plan.batch)
@@ -143,7 +143,7 @@ def _made(one: Decoder, model: Any) -> Callable[..., Any]:
     return call if one.backend == EAGER else compiled(call, one)
 
 
-def _reference(model: Any, plan: Plan, device: torch.device) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _reference(model: Any, plan: GenerationPlan, device: torch.device) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The prompt and the tokens that eager generates in float32, each as it is given, and all logits."""
     half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
     exact = copy.deepcopy(model).float() if half else model
@@ -159,7 +159,7 @@ def _reference(model: Any, plan: Plan, device: torch.device) -> tuple[list[torch
 
 
 def _started(
-    one: Decoder, model: Any, plan: Plan, tokens: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+    one: Decoder, model: Any, plan: GenerationPlan, tokens: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
 ) -> Turn | None:
     """Compile, compare with eager and warm up; a contestant that raises is out, and says why."""
     try:
@@ -198,7 +198,7 @@ def _take_turns(running: Sequence[tuple[Decoder, Turn]]) -> None:
         one.seconds, one.prefill_seconds = statistics.median(one.samples), statistics.median(one.prefill_samples)
 
 
-def _roof(model: Any, plan: Plan, device: torch.device) -> Roof:
+def _roof(model: Any, plan: GenerationPlan, device: torch.device) -> Roof:
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     limits, bandwidth = measured_limits(device, {dtype}), read_bandwidth(device)
     used = plan.prompt + plan.tokens // 2

@@ -26,7 +26,7 @@ class Decoder(Contestant):
 
 
 @dataclass(frozen=True)
-class Plan:
+class GenerationPlan:
     """What is generated: sequences, tokens of each prompt and of each text, tokens that the cache has room for."""
 
     batch: int

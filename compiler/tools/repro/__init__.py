@@ -10,7 +10,7 @@ from typing import Any
 from ....rewrites.words import counted
 from ..bisect import Forked, InProcess, Progress, Verdict, arguments, given_options
 from .minimize import Minimizer
-from .program import NotWritableError, Program, collect
+from .program import NotWritableError, ReproProgram, collect
 from .script import write
 
 SECONDS = 120.0
@@ -81,7 +81,7 @@ def repro(  # noqa: PLR0913 - all but the first three by keyword
     """
     given = given_options(options, train)
 
-    def verdict_of(program: Program) -> Verdict:
+    def verdict_of(program: ReproProgram) -> Verdict:
         subject = program.subject(train, tolerance)
         run = Forked(lambda: subject, given, dynamic) if isolate else InProcess(subject, given, dynamic)
         return run({}).verdict
@@ -99,7 +99,9 @@ def repro(  # noqa: PLR0913 - all but the first three by keyword
     return Repro(path, verdict, len(small.calls), before, minimizer.tried)
 
 
-def _failing(programs: list[Program], verdict_of: Callable[[Program], Verdict]) -> tuple[Program, Verdict]:
+def _failing(
+    programs: list[ReproProgram], verdict_of: Callable[[ReproProgram], Verdict]
+) -> tuple[ReproProgram, Verdict]:
     """The first program that fails, and how."""
     for program in programs:
         verdict = verdict_of(program)

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from ....rewrites.compat import OpOverload, is_mutable
-from .program import Program, cut
+from .program import ReproProgram, cut
 from .values import Drawn, drawn_like
 
 _SMALL = (1, 2, 3, 4, 8, 16)
@@ -36,14 +36,14 @@ class Minimizer:
         seconds: that it may take; what has been reached then is given.
     """
 
-    fails: Callable[[Program], bool]
+    fails: Callable[[ReproProgram], bool]
     seconds: float = 120.0
 
     def __post_init__(self) -> None:
         self._until = time.monotonic() + self.seconds
         self.tried = 0
 
-    def run(self, program: Program) -> Program:
+    def run(self, program: ReproProgram) -> ReproProgram:
         """The smallest that was found."""
         if not _writes(program):
             for step in (self._one_output, self._shorter, self._one_output, self._later, self._fewer):
@@ -51,7 +51,7 @@ class Minimizer:
         program = self._drawn(program)
         return self._smaller(program)
 
-    def _try(self, make: Callable[[], Program]) -> Program | None:
+    def _try(self, make: Callable[[], ReproProgram]) -> ReproProgram | None:
         """The program that is made, where it fails too; None where there is no time, or no such program."""
         if time.monotonic() > self._until:
             return None
@@ -62,7 +62,7 @@ class Minimizer:
         except Exception:  # no program: sizes that do not fit, a dtype that an operator does not take
             return None
 
-    def _one_output(self, program: Program) -> Program:
+    def _one_output(self, program: ReproProgram) -> ReproProgram:
         names = [node.name for node in program.outputs]
         for name in names if len(names) > 1 else ():
             found = self._try(partial(cut, program, [name]))
@@ -70,23 +70,23 @@ class Minimizer:
                 return found
         return program
 
-    def _shorter(self, program: Program) -> Program:
+    def _shorter(self, program: ReproProgram) -> ReproProgram:
         """Without what comes after the first values that are wrong."""
         calls = program.calls
         return self._halved(program, len(calls), lambda count: cut(program, _open(calls[:count])))
 
-    def _later(self, program: Program) -> Program:
+    def _later(self, program: ReproProgram) -> ReproProgram:
         """Without what comes before: its values are inputs."""
         calls, outputs = program.calls, [node.name for node in program.outputs]
         total = len(calls)
 
-        def last(count: int) -> Program:
+        def last(count: int) -> ReproProgram:
             given = {n.name for n in calls[: total - count] if n.name in program.values}
             return cut(program, outputs, given)
 
         return self._halved(program, total, last)
 
-    def _halved(self, program: Program, total: int, make: Callable[[int], Program]) -> Program:
+    def _halved(self, program: ReproProgram, total: int, make: Callable[[int], ReproProgram]) -> ReproProgram:
         """The program of the smallest count that fails, found by halves."""
         best, low, high = program, 0, total
         while high - low > 1:
@@ -95,7 +95,7 @@ class Minimizer:
             best, low, high = (best, middle, high) if found is None else (found, low, middle)
         return best
 
-    def _fewer(self, program: Program) -> Program:
+    def _fewer(self, program: ReproProgram) -> ReproProgram:
         """Without single calls, until none can be spared."""
         while True:
             for made in _without_one(program):
@@ -106,7 +106,7 @@ class Minimizer:
             else:
                 return program
 
-    def _drawn(self, program: Program) -> Program:
+    def _drawn(self, program: ReproProgram) -> ReproProgram:
         """With inputs drawn from seeds: all of them, or those with which it still fails."""
         names = [n.name for n in program.graph.find_nodes(op="placeholder")]
         every = self._try(lambda: _with_drawn(program, names))
@@ -116,7 +116,7 @@ class Minimizer:
             program = self._try(partial(_with_drawn, program, [name])) or program
         return program
 
-    def _smaller(self, program: Program) -> Program:
+    def _smaller(self, program: ReproProgram) -> ReproProgram:
         """With smaller sizes, each wherever it stands."""
         for size in sorted({n for x in program.inputs for n in x.shape}, reverse=True):
             for small in (n for n in _SMALL if n < size):
@@ -134,7 +134,7 @@ def _open(calls: Sequence[fx.Node]) -> list[str]:
     return [n.name for n in wanted if isinstance(n.meta.get("val"), torch.Tensor)]
 
 
-def _without_one(program: Program) -> Iterator[Callable[[], Program]]:
+def _without_one(program: ReproProgram) -> Iterator[Callable[[], ReproProgram]]:
     outputs = [node.name for node in program.outputs]
     for node in reversed(program.calls):
         if node.name not in program.values:
@@ -150,12 +150,12 @@ def _alike(a: Any, b: Any) -> bool:
     return tensors and (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
 
 
-def _with_drawn(program: Program, names: Sequence[str]) -> Program:
+def _with_drawn(program: ReproProgram, names: Sequence[str]) -> ReproProgram:
     drawn = {name: drawn_like(program.values[name], seed) for seed, name in enumerate(names)}
     return replace(program, values={**program.values, **drawn})
 
 
-def _resized(program: Program, size: int, small: int) -> Program:
+def _resized(program: ReproProgram, size: int, small: int) -> ReproProgram:
     """With `small` for `size` in shapes of inputs and in lists of numbers, also as a factor."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -169,7 +169,7 @@ def _resized(program: Program, size: int, small: int) -> Program:
             values[made.name] = value.resized(size, small) if isinstance(value, Drawn) else value
         elif node.op == "call_function":
             made.args = tuple(_renumbered(a, size, small) for a in made.args)
-    return Program(graph, values)
+    return ReproProgram(graph, values)
 
 
 def _renumbered(value: Any, size: int, small: int) -> Any:
@@ -182,7 +182,7 @@ def _scaled(number: int, size: int, small: int) -> int:
     return number // size * small if number >= size and number % size == 0 else number
 
 
-def _writes(program: Program) -> bool:
+def _writes(program: ReproProgram) -> bool:
     """Whether calls write to what others read, so that none can be taken away by itself."""
     return any(
         (isinstance(n.target, OpOverload) and is_mutable(n.target))

@@ -24,7 +24,7 @@ class NotWritableError(ValueError):
 
 
 @dataclass(frozen=True)
-class Program:
+class ReproProgram:
     """A graph of calls.
 
     Args:
@@ -57,7 +57,9 @@ class Program:
         return Subject(module, self.inputs, train=train, tolerance=tolerance)
 
 
-def collect(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], train: bool) -> list[Program]:
+def collect(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], train: bool
+) -> list[ReproProgram]:
     """The graphs that Dynamo makes of one call, as programs.
 
     Raises:
@@ -78,7 +80,7 @@ def collect(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         return [program_of(gm, inputs) for gm, inputs in recorded]
 
 
-def program_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> Program:
+def program_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> ReproProgram:
     """The ATen calls of a graph of Dynamo's on these inputs."""
 
     def run(*given: Any) -> Any:
@@ -103,8 +105,8 @@ def program_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> Program:
         else:
             raise NotWritableError(f"the graph has a {node.op} of {node.target}, which is no call of ATen")
     _inputs_first(graph)
-    program = Program(graph, values)
-    return Program(graph, {**values, **evaluated(program)})
+    program = ReproProgram(graph, values)
+    return ReproProgram(graph, {**values, **evaluated(program)})
 
 
 def _constant(graph: fx.Graph, node: fx.Node, value: Any, values: dict[str, Any]) -> fx.Node:
@@ -123,7 +125,7 @@ def _inputs_first(graph: fx.Graph) -> None:
             first.prepend(node)
 
 
-def evaluated(program: Program) -> dict[str, Any]:
+def evaluated(program: ReproProgram) -> dict[str, Any]:
     """The value of every tensor in between, by name."""
     found: dict[str, Any] = {}
 
@@ -147,8 +149,8 @@ def own(value: Any) -> Any:
 
 
 def cut(
-    program: Program, outputs: Sequence[str], given: Collection[str] = (), same: Mapping[str, str] | None = None
-) -> Program:
+    program: ReproProgram, outputs: Sequence[str], given: Collection[str] = (), same: Mapping[str, str] | None = None
+) -> ReproProgram:
     """The part of a program that some values take.
 
     Args:
@@ -179,4 +181,4 @@ def cut(
     graph.output(tuple(copies[same.get(name, name)] for name in outputs))
     renamed = {copy.name: name for name, copy in copies.items()}
     values = {new: program.values[old] for new, old in renamed.items() if old in program.values}
-    return Program(graph, values)
+    return ReproProgram(graph, values)

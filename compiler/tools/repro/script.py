@@ -22,7 +22,7 @@ from ....rewrites.reason import site_of
 from ....rewrites.rule import Rule
 from ...options.rules import resolve_rules
 from ..bisect import Verdict
-from .program import NotWritableError, Program
+from .program import NotWritableError, ReproProgram
 from .values import MAKER, Drawn, written
 
 _TEXT = '''\
@@ -64,7 +64,7 @@ _INFIX = {
 
 
 def write(
-    program: Program,
+    program: ReproProgram,
     path: Path,
     verdict: Verdict,
     options: Mapping[str, Any],

@@ -22,14 +22,14 @@ from ....autograd.joint_graph import backward_nodes, mark_recomputed
 from ....prims import is_hashed, ops
 from ...common.formula import packet
 from ..benchmark_inputs import kept_on_the_way
-from ..match import SOFTMAXES, Found, beside_product, match_attention
+from ..match import SOFTMAXES, FoundAttention, beside_product, match_attention
 from ..replacement import is_on
 from ..sdpa import SDPA, match_sdpa
 
 _CHECKPOINTED = "ac_graph_id"
 
 
-class Forward:
+class JointForward:
     """The forward of a joint graph.
 
     Args:
@@ -52,7 +52,7 @@ class Forward:
         self._graph = graph
         self._originals = {copy: node for node, copy in copies.items()}
 
-    def attentions(self) -> Iterator[tuple[fx.Node, Found | Reason, frozenset[fx.Node]]]:
+    def attentions(self) -> Iterator[tuple[fx.Node, FoundAttention | Reason, frozenset[fx.Node]]]:
         """Calls and softmaxes of the joint graph on a GPU, each with its attention, or why it is none; near ones.
 
         The last are nodes on the way that others read too: see `kept_on_the_way`.
@@ -60,22 +60,22 @@ class Forward:
         for copy in list(self._graph.nodes):
             found = self._matched(copy) if is_on(copy, "cuda") else None
             if found is not None:
-                kept = kept_on_the_way(found) if isinstance(found, Found) else ()
+                kept = kept_on_the_way(found) if isinstance(found, FoundAttention) else ()
                 yield self._originals[copy], self._placed(found), frozenset(map(self._original, kept))
 
     def close(self) -> None:
         """Erase random draws that nobody reads."""
         erase_dead(self._joint, self._masks.values(), lambda node: node.op != "placeholder")
 
-    def _matched(self, node: fx.Node) -> Found | Reason | None:
+    def _matched(self, node: fx.Node) -> FoundAttention | Reason | None:
         if packet(node) in SDPA:
             return match_sdpa(node, keep=self._masks.get(self._originals[node]))
         if packet(node) not in SOFTMAXES:
             return None
         found = match_attention(node, drops=True)
-        return found if isinstance(found, Found) or beside_product(node) else None
+        return found if isinstance(found, FoundAttention) or beside_product(node) else None
 
-    def _placed(self, found: Found | Reason) -> Found | Reason:
+    def _placed(self, found: FoundAttention | Reason) -> FoundAttention | Reason:
         """The attention that was found, in terms of the joint graph."""
         if isinstance(found, Reason):
             return replace(found, nodes=tuple(self._original(node) for node in found.nodes))
@@ -88,7 +88,7 @@ class Forward:
                 (checkpointed,),
             )
         inputs = tuple(map(self._original, found.inputs))
-        return Found(found.attention, inputs, nodes, self._original(found.output))
+        return FoundAttention(found.attention, inputs, nodes, self._original(found.output))
 
     def _original(self, node: fx.Node) -> fx.Node:
         return self._originals.get(node, node)

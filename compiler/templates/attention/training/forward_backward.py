@@ -21,7 +21,7 @@ from ....lowering.sizes import Unlowered
 from ...common.formula import Formulas, packet, plain_load
 from ..description import Attention, Operand, address, operand
 from ..gradient_layout import Places
-from ..match import Found, at, made
+from ..match import FoundAttention, at, made
 
 SAME = ("aten.detach", "aten.alias")
 
@@ -46,7 +46,7 @@ class Pair:
         nodes: all that goes, the results included, in the order of the graph.
     """
 
-    found: Found
+    found: FoundAttention
     gradient: fx.Node
     places: Places
     results: Mapping[str, fx.Node]

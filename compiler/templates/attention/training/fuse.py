@@ -24,20 +24,20 @@ from ...common.baseline import Baseline
 from ...common.formula import is_move, packet
 from ...common.questions import CANNOT_COMPILE
 from ...common.task import Task
-from ...common.template import Comparison, Template
+from ...common.template import ComparedProgram, Template
 from ...common.template_pass import TemplatePass
 from ..benchmark_inputs import arranged
 from ..bias_layout import with_keys_innermost
 from ..description import Attention
 from ..footprint import excluded
-from ..match import Found
+from ..match import FoundAttention
 from ..replacement import FAMILY, RULE, record_decision
 from ..sdpa import SDPA
 from ..triton_fuse import is_promising, may_be_promising
 from ..triton_text import UnsupportedAttentionError
 from ..triton_tiles import Tile, backward_tiles, tiles
 from .build import PairReplacer, TrainingKernels, training_kernels
-from .forward import Forward
+from .forward import JointForward
 from .forward_backward import Pair, RefusedError
 from .match import pair_spelled_out
 from .sdpa import pair_sdpa
@@ -59,7 +59,7 @@ def fuse_attention_training(task: Task, *, seeds: bool) -> int:
     graph = task.graph
     if not backward_nodes(graph) or not (task.measures_all or any(map(may_be_promising, graph.nodes))):
         return 0
-    forward = Forward(graph, seeds=seeds)
+    forward = JointForward(graph, seeds=seeds)
     template = TrainingTemplate(task, forward.backward)
     fusing = TemplatePass(template)
     try:
@@ -131,7 +131,9 @@ class TrainingTemplate(Template):
         self._replacer = PairReplacer(task.graph)
         self._moved: dict[fx.Node, fx.Node] = {}
 
-    def pair(self, node: fx.Node, found: Found | Reason, shared: frozenset[fx.Node]) -> FoundPair | Reason | None:
+    def pair(
+        self, node: fx.Node, found: FoundAttention | Reason, shared: frozenset[fx.Node]
+    ) -> FoundPair | Reason | None:
         """An attention of the forward (see `Forward.attentions`) with its backward.
 
         None if libraries compute the attention as well.
@@ -165,11 +167,11 @@ class TrainingTemplate(Template):
         both = config.forward, config.backward
         return training_kernels(described.pair, described.attention, both, self.task.device)
 
-    def compared(self, found: FoundPair) -> Comparison:
+    def compared(self, found: FoundPair) -> ComparedProgram:
         """Forward and backward as the graph has them."""
         pair = found.pair
         inputs, kept, nodes = _original(pair, found.shared)
-        return Comparison(
+        return ComparedProgram(
             tuple(nodes),
             tuple(inputs),
             Baseline(nodes, inputs, [pair.found.output, *pair.results.values()]),

@@ -31,7 +31,7 @@ from ..description import SCORE, Operand
 from ..dropout import DROPPING, drawn, dropped
 from ..gradient import NoDerivativeError, times
 from ..gradient_layout import Places
-from ..match import SOFTMAXES, Found, at
+from ..match import SOFTMAXES, FoundAttention, at
 from ..shift_invariance import shiftable
 from .attention_sink import split_sink, without_sink
 from .derivative_check import follows, mentions, renamed
@@ -63,7 +63,7 @@ class _Casts:
         return isinstance(node, fx.Node) and packet(node) in CASTS
 
 
-def pair_spelled_out(found: Found, backward: set[fx.Node]) -> Pair:
+def pair_spelled_out(found: FoundAttention, backward: set[fx.Node]) -> Pair:
     """The backward of an attention that is spelled out.
 
     Args:
@@ -78,7 +78,7 @@ def pair_spelled_out(found: Found, backward: set[fx.Node]) -> Pair:
 
 
 class _Matcher:
-    def __init__(self, found: Found, backward: set[fx.Node]) -> None:
+    def __init__(self, found: FoundAttention, backward: set[fx.Node]) -> None:
         self._found, self._a, self._backward = found, found.attention, backward
         self._softmax = next(node for node in found.nodes if packet(node) in SOFTMAXES)
         products = list(filter(is_product, found.nodes))

@@ -15,7 +15,7 @@ from .....rewrites import compat
 from .....rewrites.compat import argument
 from ...common.formula import packet
 from ..gradient_layout import Places
-from ..match import Found, at
+from ..match import FoundAttention, at
 from ..sdpa import given_mask
 from .forward_backward import (
     Pair,
@@ -33,7 +33,7 @@ from .forward_backward import (
 _NAMES = ("q", "k", "v", "scores")
 
 
-def pair_sdpa(call: fx.Node, found: Found) -> Pair:
+def pair_sdpa(call: fx.Node, found: FoundAttention) -> Pair:
     """The backward of a call of one of `sdpa.SDPA` whose forward is known.
 
     Raises:
@@ -114,7 +114,7 @@ def _or_default(call: fx.Node, name: str) -> Any:
     return schema.default_value if given is None and schema.has_default_value() else given
 
 
-def _check_bias(node: fx.Node, bias: Any, found: Found) -> None:
+def _check_bias(node: fx.Node, bias: Any, found: FoundAttention) -> None:
     attention = found.attention
     sizes = tuple(var.extent for var in (*attention.lead, attention.row, attention.key))
     if not isinstance(bias, fx.Node) or tuple(node.meta["val"].shape) != sizes:

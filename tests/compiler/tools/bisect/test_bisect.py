@@ -24,7 +24,7 @@ from regraft.compiler.lowering.core import LOWERINGS
 from regraft.compiler.schedule.fusion import Fuser
 from regraft.compiler.schedule.inlining import _Inliner
 from regraft.compiler.templates.attention import fuse
-from regraft.compiler.tools.bisect.finding import Finding
+from regraft.compiler.tools.bisect.finding import Cause
 from regraft.compiler.tools.bisect.search import find
 from regraft.compiler.tools.bisect.subject import Verdict
 from regraft.compiler.tools.bisect.trial import Trial
@@ -308,5 +308,5 @@ def test_searches_take_the_logarithm_of_the_steps(kind, number):
 @pytest.mark.parametrize(("torchs", "where"), [("right", "base"), ("wrong", "torch")])
 def test_a_fault_that_no_step_causes(torchs, where):
     found = find(Script(lambda _: True, {"rule": 3}, torchs))
-    assert found.culprit is None and found.where == where and isinstance(found, Finding)
+    assert found.culprit is None and found.where == where and isinstance(found, Cause)
     assert ("aot_eager" in str(found)) == (where == "torch")

@@ -5,11 +5,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from regraft.compiler.tools.cli.groups import Group, grouped
+from regraft.compiler.tools.cli.groups import CommandOptions, grouped
 
 
 @dataclass(frozen=True)
-class Where(Group):
+class Where(CommandOptions):
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu"
     as_fast: Annotated[bool, typer.Option("--fast", "--quick")] = False
 

@@ -9,7 +9,7 @@ import transformers
 
 from regraft.compiler.tools.generation import comparison, decoding
 from regraft.compiler.tools.generation.comparison import compare_generation
-from regraft.compiler.tools.generation.plan import Decoder, Plan
+from regraft.compiler.tools.generation.plan import Decoder, GenerationPlan
 from regraft.compiler.tools.profile import limits
 from regraft.compiler.tools.profile.contestants import contestants
 from regraft.compiler.tools.targets.load import load_decoder
@@ -31,7 +31,7 @@ def llama(**given):
 
 def test_a_compiled_decoder_generates_what_eager_does(tmp_path):
     torch.manual_seed(3)
-    made = compare_generation(llama(), contestants(["regraft"], ["default"]), Plan(2, 5, 4), name="small")
+    made = compare_generation(llama(), contestants(["regraft"], ["default"]), GenerationPlan(2, 5, 4), name="small")
     eager, ours = made.contestants
     assert eager.error == 0 and ours.error < 1e-5 and eager.equal == ours.equal == 8 and not ours.failed
     assert len(ours.samples) == len(ours.prefill_samples) >= comparison.MIN_ROUNDS and ours.seconds > 0
@@ -47,7 +47,7 @@ def test_a_compiled_decoder_generates_what_eager_does(tmp_path):
 
 def test_16_bits_are_held_against_float32():
     model = llama().to(torch.bfloat16)
-    (eager,) = compare_generation(model, [Decoder("eager", "")], Plan(1, 4, 3)).contestants
+    (eager,) = compare_generation(model, [Decoder("eager", "")], GenerationPlan(1, 4, 3)).contestants
     assert 0 < eager.error < 0.1 and 0 <= eager.equal <= 3
     assert all(p.dtype == torch.bfloat16 for p in model.parameters())
 
@@ -58,7 +58,7 @@ def test_a_wrong_backend_is_seen():
 
     model = llama()
     chosen = [Decoder("eager", ""), Decoder(wrong, "")]
-    eager, other = compare_generation(model, chosen, Plan(1, 4, 3)).contestants
+    eager, other = compare_generation(model, chosen, GenerationPlan(1, 4, 3)).contestants
     assert eager.error == 0 and other.error > 1e-3
 
 
@@ -66,7 +66,9 @@ def test_what_fails_is_told_and_left_out():
     def refuse(graph, inputs):
         raise RuntimeError("no such kernel")
 
-    _, other = compare_generation(llama(), [Decoder("eager", ""), Decoder(refuse, "")], Plan(1, 4, 2)).contestants
+    _, other = compare_generation(
+        llama(), [Decoder("eager", ""), Decoder(refuse, "")], GenerationPlan(1, 4, 2)
+    ).contestants
     assert "no such kernel" in other.failed and not other.seconds
 
 
@@ -133,5 +135,5 @@ def test_a_cache_goes_in_by_either_name(name):
 
 def test_positions_reach_as_far_as_the_text():
     loaded = load_decoder("hf:gpt2", Choices(tiny=True, layers=1, config={"n_positions": 8}), 20)
-    (eager,) = compare_generation(loaded.model, [Decoder("eager", "")], Plan(1, 12, 3)).contestants
+    (eager,) = compare_generation(loaded.model, [Decoder("eager", "")], GenerationPlan(1, 12, 3)).contestants
     assert eager.equal == 3

@@ -19,7 +19,7 @@ from regraft.compiler.autotune.inputs import made_up
 from regraft.compiler.codegen.triton import TritonFailed
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.attention.training import fuse as training
-from regraft.compiler.templates.attention.training.forward import Forward
+from regraft.compiler.templates.attention.training.forward import JointForward
 from regraft.compiler.templates.common.formula import packet
 from regraft.rewrites.splice import subgraph
 
@@ -480,7 +480,9 @@ def test_plain_calls_are_asked_about_only_where_time_does_not_matter() -> None:
 
 def test_graphs_without_anything_to_ask_about_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
-    monkeypatch.setattr(training, "Forward", lambda *args, **kwargs: looked.append(args) or Forward(*args, **kwargs))
+    monkeypatch.setattr(
+        training, "JointForward", lambda *args, **kwargs: looked.append(args) or JointForward(*args, **kwargs)
+    )
     inputs = [random(2, 3, n, 16) for n in (20, 40, 40)]
     fused(joint_of(lambda *x: efficient(*x, causal=True), *inputs), Fastest())
     assert not looked
