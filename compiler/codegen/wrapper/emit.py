@@ -61,6 +61,7 @@ class Source:
         sites: the user's source line for each line (1-based) of the text.
         calls: the name of the graph node that each line calls, if it calls one.
         cpp: the same graph as a function of C++, if that function is called instead.
+        modules: where a line has no site (in containers of torch), the path of the module that it comes from.
     """
 
     text: str
@@ -68,6 +69,7 @@ class Source:
     sites: dict[int, Site]
     calls: dict[int, str] = field(default_factory=dict)
     cpp: CppGraph | None = None
+    modules: dict[int, str] = field(default_factory=dict)
 
 
 def emit(graph_module: fx.GraphModule, plan: MemoryPlan, *, name: str) -> Source:
@@ -81,7 +83,8 @@ def emit(graph_module: fx.GraphModule, plan: MemoryPlan, *, name: str) -> Source
     shift = len(header)
     text = "\n".join(header + [f"    {line}" if line else "" for line in body.lines]) + "\n"
     sites = {line + shift: site for line, site in body.sites.items()}
-    return Source(text, body.spelling.objects, sites, {line + shift: name for line, name in body.calls.items()})
+    calls, modules = ({line + shift: name for line, name in found.items()} for found in (body.calls, body.modules))
+    return Source(text, body.spelling.objects, sites, calls, modules=modules)
 
 
 def module_path(node: fx.Node) -> str:
@@ -106,6 +109,7 @@ class _Body:
         self.lines: list[str] = []
         self.sites: dict[int, Site] = {}
         self.calls: dict[int, str] = {}
+        self.modules: dict[int, str] = {}
         self._plan, self._views = plan, Views()
         self.checks = False
         self._provenance = ""
@@ -128,6 +132,8 @@ class _Body:
         site = site_of(node)
         if site is not None:
             self.sites[len(self.lines)] = site
+        elif path := module_path(node):
+            self.modules[len(self.lines)] = path
 
     def _inputs(self, placeholders: list[fx.Node]) -> None:
         names = [self.spelling.locals[node] for node in placeholders]

@@ -1,4 +1,4 @@
-"""A wrapper for `torch.profiler`: each kernel and call of ATen is a range with its name and the user's line.
+"""A wrapper for `torch.profiler`: each kernel and call of ATen is a range with its name and the user's line or module.
 
 k0_softmax(tanh, softmax)    ->    with record_function("k0_softmax [model.py:12]"): k0_softmax(tanh, softmax)
 
@@ -25,8 +25,10 @@ def profiled_text(source: Source) -> str:
         called = _CALL.match(statement)
         if called is None or statement.startswith("if "):
             continue
-        site = source.sites.get(number)
-        place = f" [{PurePath(site.file).name}:{site.line}]" if site is not None else ""
+        site, module = source.sites.get(number), source.modules.get(number)
+        place = f" [module {module}]" if module is not None else ""
+        if site is not None:
+            place = f" [{PurePath(site.file).name}:{site.line}]"
         indent = line[: len(line) - len(statement)]
         lines[number - 1] = f"{indent}with {RANGE}({called[1] + place!r}): {statement}"
     return "\n".join(lines) + "\n"

@@ -37,3 +37,19 @@ def test_traces_show_kernels_with_their_lines(train):
     assert len(kernels) >= 1 + train, names
     assert any(re.search(r"(mm|linear).* \[test_profiled\.py:\d+\]", name) for name in names), names
     assert torch.equal(compiled(x, w), before)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_traces_show_modules_where_no_line_of_the_user_runs_them(train):
+    torch.compiler.reset()
+    inner = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Softmax(-1))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.LayerNorm(8), inner)
+    compiled, x = torch.compile(model, backend="regraft"), torch.randn(4, 8)
+    with torch.set_grad_enabled(train), torch.profiler.profile() as profile:
+        out = compiled(x)
+        if train:
+            out.square().sum().backward()
+    names = {event.key for event in profile.key_averages()}
+    kernels = {name for name in names if re.match(r"k\d+_", name)}
+    assert len(kernels) >= 2 and all(re.search(r" \[module \d(\.\d)?\]$", name) for name in kernels), names
+    assert any(name.endswith("[module 3.1]") for name in kernels), names
