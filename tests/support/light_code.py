@@ -1,7 +1,7 @@
 """C++ compiled with less effort: the same source takes a third of the time, and gives the same values.
 
 Programs of most tests run once, on few elements. What is timed has `optimized` code, as users have it, and of each file
-about code generation or templates a fifth of the rows (`optimized_in_turns`). In thorough runs all has.
+about code generation or templates a tenth of the rows (`optimized_in_turns`). In thorough runs all has.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def optimized() -> Iterator[None]:
         yield
 
 
-_TURNS = 5
+_TURNS = 10
 
 
 @pytest.fixture(autouse=True)
 def optimized_in_turns(request: pytest.FixtureRequest) -> Iterator[None]:
-    """For a folder that imports this beside `optimized`: of a file's rows, every fifth is compiled as users' are.
+    """For a folder that imports this beside `optimized`: of a file's rows, every tenth is compiled as users' are.
 
     The flags change no result. What rows share has those of users, and so have rows that are asked for by name, and all
     with the mark `optimized`: where it is the compiler that was wrong, or that is looked at.
