@@ -25,6 +25,7 @@ from .attention_guards import (
     casts_stay_floating,
     causal,
     compute_dtype,
+    drawn_dtype,
     empty_rows,
     fill_hides_bias,
     fill_masks,
@@ -50,7 +51,7 @@ _GUARDS = (
 _DERIVED = {
     "causal": causal, "nan": nan_policy, "empty_rows": empty_rows, "selected": selects, "added_last": bias_comes_last,
     "low": sums_lose_digits, "absorbing": absorbing, "training": training,
-    "compute": compute_dtype, "result": result_dtype,
+    "compute": compute_dtype, "result": result_dtype, "drawn": drawn_dtype,
 }  # fmt: skip
 _DECLARED: dict[str, Any] = {
     "family": "attention",

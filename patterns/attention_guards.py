@@ -187,6 +187,14 @@ def training(match: Binding, policy: Mapping[str, str]) -> bool:
     return any(wants_gradient(o) for o in match.operands.values() if is_tensor(o))
 
 
+def drawn_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype | None:
+    """The dtype of the weights that are dropped, on which eager's numbers depend on GPUs; None where any will do."""
+    tags, node = dict(match.tags), match.matched[0].args[0]
+    if tags["dropout"] != "yes" or policy.get("rng") != "eager":
+        return None
+    return dtype(node.args[0] if tags["recast"] == "yes" else node)  # type: ignore[union-attr, arg-type]
+
+
 def kept_weights(match: Binding, policy: Mapping[str, str]) -> tuple[str, torch.dtype]:
     """The weights that are returned besides the result, before or after dropout, and their dtype."""
     tags, node = dict(match.tags), match.matched[0].args[0]

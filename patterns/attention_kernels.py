@@ -72,6 +72,7 @@ class Attention:
     training: bool
     compute: torch.dtype
     result: torch.dtype
+    drawn: torch.dtype | None
 
     @property
     def batch(self) -> Any:
@@ -263,7 +264,7 @@ def math_kernel(*operands: Any, **derived: Any) -> torch.Tensor:
     """Two products and a softmax as in eager code, with dropout from eager's random stream."""
     attention = Attention(*operands, **derived)
     _, weights = _weights(attention)
-    return torch.matmul(weights, attention.value.to(attention.compute)).to(attention.result)
+    return torch.matmul(weights.to(attention.compute), attention.value.to(attention.compute)).to(attention.result)
 
 
 def weights_kernel(*operands: Any, kept: tuple[str, torch.dtype], **derived: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -286,7 +287,8 @@ def _weights(attention: Attention, dtype: torch.dtype | None = None) -> tuple[to
     scores = scores if dtype is None else scores.to(torch.promote_types(scores.dtype, dtype))
     weights = _softmax(scores, attention.sink)
     weights = weights if dtype is not None else weights.to(attention.compute)
-    return weights, weights if attention.p is None else torch.dropout(weights, attention.p, True)
+    drawn = weights if attention.drawn is None else weights.to(attention.drawn)
+    return weights, weights if attention.p is None else torch.dropout(drawn, attention.p, True)
 
 
 def _softmax(scores: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
