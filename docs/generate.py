@@ -58,7 +58,7 @@ SECTIONS = (
             "regraft.rewrites.report.entry:Entry", "regraft.rewrites.report.entry:Outcome", "regraft:explain",
             "regraft.compiler.tools.explain.explanation:Explanation", "regraft:expect_match", "regraft:kernels",
             "regraft:KernelReport", "regraft:bisect", "regraft:repro",
-            "regraft.compiler.tools.repro:Repro", "regraft.compiler.tools.bisect.finding:Finding",
+            "regraft.compiler.tools.repro:Repro", "regraft.compiler.tools.bisect.finding:Cause",
             "regraft.compiler.tools.bisect.subject:Verdict", "regraft.rewrites.switches:Step",
         ),
     ),
