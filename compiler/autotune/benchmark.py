@@ -22,7 +22,7 @@ import torch
 from ...rewrites import compat
 from ...rewrites.compat import memory
 from ...rewrites.record import ORIGINAL
-from .compare import disagreement, relative_error
+from .compare import Sample, disagreement, relative_error
 from .inputs import Inputs, UnmeasurableError, made_up
 
 MIN_RUNS = 3
@@ -208,7 +208,7 @@ def _run_once(step: Step, inputs: Inputs) -> _Result:
     if inputs.versions() != versions:
         leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         inputs.refill()
-    return _Result(leaves, random)
+    return _Result(list(map(Sample.of, leaves)), random)
 
 
 def _generators(devices: Sequence[torch.device]) -> list[torch.Generator]:
