@@ -184,7 +184,15 @@ class Rule:
         needed = least - 1
         if needed <= 0:
             return 1.0
-        return (needed_size(self.outputs, {call for call in met if call not in optional}) - 1) / needed
+        counted = frozenset(met) - optional
+        if counted not in self._sizes_met:  # the layers of a model fail alike
+            self._sizes_met[counted] = needed_size(self.outputs, counted)
+        return (self._sizes_met[counted] - 1) / needed
+
+    @cached_property
+    def _sizes_met(self) -> dict[frozenset[int], int]:
+        """What `needed_size` said of calls that were met."""
+        return {}
 
     @cached_property
     def _needs(self) -> tuple[frozenset[int], int]:

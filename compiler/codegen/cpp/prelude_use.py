@@ -49,6 +49,7 @@ class _Macro:
     body: str
 
 
+@functools.lru_cache(maxsize=32)  # the layers of a model ask for the same kernels again
 def used_of(prelude: str, functions: str) -> str:
     """The definitions of a prelude that functions use, in order."""
     definitions = definitions_of(prelude)
@@ -97,6 +98,8 @@ def _written_out(code: str, macros: Mapping[str, _Macro]) -> str:
     for _ in range(4):  # of macros that call others
         before = code
         for name, macro in macros.items():
+            if f"{name}(" not in code:  # most are not: those cost no regular expression
+                continue
             code = re.sub(rf"\b{name}\(({_ARGUMENTS})\)", functools.partial(_replaced, macro), code)
         if code == before:
             break
