@@ -21,9 +21,9 @@ _VIEWS = ("diagonal", "split_with_sizes", "transpose", "unbind", "unfold")
 # Each element is a function of a few elements of the operands, or one of them.
 _AGAIN = (
     "_prelu_kernel", "_unsafe_index", "_unsafe_masked_index", "channel_shuffle", "constant_pad_nd", "diag_embed",
-    "diagonal_scatter", "embedding",
-    "flip", "floor_divide", "glu", "hardswish", "index_select", "new_full", "new_ones", "ones_like", "pixel_shuffle",
-    "pixel_unshuffle", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "repeat", "replication_pad1d",
+    "diagonal_scatter", "embedding", "flip", "floor_divide", "glu", "hardswish", "index_select", "leaky_relu",
+    "new_full", "new_ones", "ones_like", "pixel_shuffle", "pixel_unshuffle", "reflection_pad1d",
+    "reflection_pad2d", "reflection_pad3d", "repeat", "replication_pad1d",
     "replication_pad2d", "replication_pad3d", "roll", "select_scatter", "slice_scatter", "special_sinc", "take", "tril",
     "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",

@@ -136,7 +136,9 @@ def _warm_up() -> None:
     import torch
 
     if not Path("/dev/nvidia0").exists():
-        for x in (torch.ones(2), torch.ones(2, requires_grad=True)):
+        # Before 2.13 torch refuses gradients where the process that was forked has had some.
+        trains = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
+        for x in (torch.ones(2), torch.ones(2, requires_grad=trains)):
             torch.compile(lambda x: (x.sin() @ x).exp(), backend="aot_eager")(x)
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
