@@ -24,7 +24,7 @@ from ..rewrites.sizes import sizes_unread
 from ..rewrites.snapshot import regions_by_name, snapshot
 from ..rewrites.switches import allowed, changing
 from ..rewrites.verifier import verify_graph
-from ..rewrites.views import renew_views
+from ..rewrites.views import renew_written_views
 from .autograd.differentiate import GraphKind
 from .autograd.joint_graph import incoming_gradients
 from .capture.checkpoints import captured_bodies
@@ -94,7 +94,7 @@ class Stages:
     def rewrite_program(self, graph_module: fx.GraphModule) -> None:
         """Rewrite a captured graph."""
         self._run(CAPTURED, graph_module, "program")
-        self._do(renew_views, graph_module.graph)
+        self._do(renew_written_views, graph_module.graph)
         self._backends_throughout = backends_throughout(graph_module)
         self._run(PROGRAM_RULES, graph_module, "program")
         for call, body in captured_bodies(graph_module):

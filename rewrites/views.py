@@ -21,13 +21,16 @@ from .layout import same_layout
 from .purity import storages, written
 
 
+def renew_written_views(graph: fx.Graph) -> int:
+    """`renew_views` of a graph with writes; in others nobody asks which values share memory."""
+    return renew_views(graph) if any(written(node) for node in graph.nodes) else 0
+
+
 def renew_views(graph: fx.Graph) -> int:
-    """Let views look at the memory that their operands have now, in a graph with writes; returns how many did not.
+    """Let views look at the memory that their operands have now; returns how many did not.
 
     Calls that may copy (`reshape`) look at memory of their own, and get new metadata for nothing.
     """
-    if not any(written(node) for node in graph.nodes):
-        return 0
     renewed: set[fx.Node] = set()
     for node in graph.nodes:
         if _returns_renewed(node, renewed):

@@ -4,9 +4,11 @@
     y = add(x, n)                      ->     y = add(x, t)
     p = arange(n, n + 8)                      p = add(arange(0, 8), t)
     z = full([4], n)                          z = mul(full([4], 1), t)
+    s = slice(x, 0, n, n + 2)                 s = index_select(x, 0, add(arange(0, 2), t))
+    w = slice_scatter(x, y, 0, n, n + 2)      w = index_copy(x, 0, add(arange(0, 2), t), y)
 
 A CUDA graph repeats the arguments with which its kernels were launched: each value of such a number would need one of
-its own. Caches of windows count the tokens that they have seen so, and training its steps.
+its own. Caches of windows count the tokens that they have seen so, loops over text their place, training its steps.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from ...rewrites.editor import Editor, RewriteError, require_same_meta
 from ...rewrites.graph import arguments, op_name, val
 from ...rewrites.purity import erase_dead
 from ...rewrites.sizes import SizeTable
-from ...rewrites.symbolic import symbols_of
+from ...rewrites.symbolic import known, symbols_of
+from ...rewrites.views import renew_views
 
 aten = torch.ops.aten
 
@@ -59,6 +62,8 @@ def numbers_to_device(graph_module: fx.GraphModule) -> int:
     done = {node: new for node, new in made.items() if new is not None and not readers[node] <= fixed}
     for node, new in done.items():
         editor.replace(node, new)
+    if any(op_name(node) in _PLACED for node in done):
+        renew_views(graph)
     erase_dead(graph, [node for pair in made.items() for node in pair if node is not None])
     if done:
         graph_module.recompile()
@@ -84,7 +89,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _sizes(graph: fx.Graph) -> frozenset[Any]:
     """The symbols on which sizes and strides of tensors on a GPU depend."""
     tensors = [x for node in graph.nodes if _is_on_gpu(node) for x in _tensors(val(node))]
-    return _union(symbols_of(n) for x in tensors for n in (*x.shape, *x.stride(), x.storage_offset()))
+    return _union(symbols_of(n) for x in tensors for n in (*x.shape, *x.stride()))
 
 
 def _union(sets: Iterable[frozenset[Any]]) -> frozenset[Any]:
@@ -96,9 +101,11 @@ def _union(sets: Iterable[frozenset[Any]]) -> frozenset[Any]:
 
 def _of_tensors(editor: Editor, node: fx.Node) -> fx.Node | None:
     """The same of tensors, before a call that takes numbers; None where there is no such call."""
-    form = _FORMS.get(op_name(node), _elementwise)
-    if any(x.dtype not in _AS_NUMBERS for n in (node, *node.all_input_nodes) for x in _tensors(val(n))):
-        return None
+    form = _PLACED.get(op_name(node))
+    if form is None:
+        form = _FORMS.get(op_name(node), _elementwise)
+        if any(x.dtype not in _AS_NUMBERS for n in (node, *node.all_input_nodes) for x in _tensors(val(n))):
+            return None
     with editor.at(node):
         try:
             new = form(editor, node)
@@ -174,6 +181,43 @@ def _counted(editor: Editor, node: fx.Node) -> fx.Node | None:
     return editor.call(aten.add.Tensor, places, _tensor(editor, start))
 
 
+def _picked(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """``slice(x, 0, n, n + 2)``, ``select(x, 0, n)``: elements of x, which nobody needs as a view of it."""
+    if any(op_name(user) in _OF_MEMORY for user in node.users):
+        return None
+    x, dim = arguments(node)["self"], arguments(node)["dim"]
+    picks = op_name(node) == "aten.select"
+    places = _places(editor, node, 1 if picks else val(node).shape[dim])
+    if places is None:
+        return None
+    rows = editor.call(aten.index_select.default, x, dim, places)
+    return editor.call(aten.select.int, rows, dim, 0) if picks else rows
+
+
+def _placed(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """``slice_scatter(x, y, 0, n, n + 2)``, ``select_scatter(x, y, 0, n)``."""
+    x, y, dim = (arguments(node)[key] for key in ("self", "src", "dim"))
+    if op_name(node) == "aten.select_scatter":
+        y = editor.call(aten.unsqueeze.default, y, dim if dim >= 0 else dim + val(x).dim())
+    places = _places(editor, node, val(y).shape[dim])
+    return None if places is None else editor.call(aten.index_copy.default, x, dim, places, y)
+
+
+def _places(editor: Editor, node: fx.Node, count: Any) -> fx.Node | None:
+    """``n, n + 1, ...``; None where n may be negative, which would count from the end, or rows are left out."""
+    given = arguments(node)
+    first = given["index"] if "index" in given else given["start"]
+    if not _is_number(first) or not known(val(first) >= 0) or given.get("step", 1) != 1:
+        return None
+    device = val(node).device
+    steps = editor.call(aten.arange.start_step, 0, count, 1, dtype=torch.int64, device=device)
+    return editor.call(aten.add.Tensor, steps, _tensor(editor, first))
+
+
+_OF_MEMORY = ("output", "aten.as_strided", "aten.copy_")
+_PLACED: dict[str, Callable[[Editor, fx.Node], fx.Node | None]] = {
+    "aten.slice": _picked, "aten.select": _picked, "aten.slice_scatter": _placed, "aten.select_scatter": _placed,
+}  # fmt: skip
 _FORMS: dict[str, Callable[[Editor, fx.Node], fx.Node | None]] = {
     "aten.rsub": _subtracted, "aten.masked_fill": _masked, "aten.full": _filled, "aten.scalar_tensor": _filled,
     "aten.arange": _counted,

@@ -10,12 +10,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from regraft.compiler import pipeline
+from regraft.compiler.options.fields import TritonOptions
 from regraft.compiler.passes.host_scalars import copy_host_scalars
 from regraft.compiler.passes.numbers_to_device import numbers_to_device
 from regraft.compiler.runtime.cudagraphs.host import split_host
 from regraft.compiler.runtime.cudagraphs.rules import skip_reason
 
 from ...support.lowering import symbolic_number
+from ...support.simulated_gpu import SimulatedGpu
 
 aten = torch.ops.aten
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -54,6 +57,23 @@ def window(x, n):
     return aten.where.self(seen, x, aten.full.default([], -math.inf, device=CUDA)), n + 1
 
 
+def checked(n, most):
+    """What guards say of a place: torch knows then how long a slice is."""
+    torch._check(n >= 0)
+    torch._check(n <= most)
+    return n
+
+
+def written_in_a_row(x, n):
+    row = aten.select.int(aten.sin.default(x), 1, 0)
+    return aten.select_scatter.default(x, row, 1, checked(n, 5))
+
+
+def written_in_rows(x, n):
+    rows = aten.slice.Tensor(aten.sin.default(x), 1, 1, 3)
+    return aten.slice_scatter.default(x, rows, 1, checked(n, 4), n + 2)
+
+
 SPELLINGS = {
     "add": lambda x, n: aten.add.Tensor(x, n),
     "sub with alpha": lambda x, n: aten.sub.Tensor(x, n, alpha=3),
@@ -75,7 +95,18 @@ SPELLINGS = {
     "arange by steps": lambda x, n: aten.mul.Tensor(x, aten.arange.start_step(n, n - 12, -2, device=CUDA)),
     "root": lambda x, n: aten.mul.Tensor(x, torch.sym_float(n) / 7),
     "window": window,
+    "select": lambda x, n: aten.sin.default(aten.select.int(x, 1, checked(n, 5))),
+    "select of a view": lambda x, n: aten.mul.Tensor(aten.select.int(aten.t.default(x), -2, checked(n, 5)), 2),
+    "slice": lambda x, n: aten.sin.default(aten.slice.Tensor(x, 1, checked(n, 4), n + 2)),
+    "a view of a slice": lambda x, n: aten.mul.Tensor(
+        aten.select.int(aten.t.default(aten.slice.Tensor(x, 1, checked(n, 4), n + 2)), 0, 1), n
+    ),
+    "written in a row": written_in_a_row,
+    "written in rows": written_in_rows,
 }
+
+
+PLACES = [*SPELLINGS][-6:]
 
 
 def parts_of(module):
@@ -86,8 +117,8 @@ def parts_of(module):
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_one_graph_serves_all_numbers(spelling):
     function = SPELLINGS[spelling]
-    module, plain = traced(function, 5), traced(function, 5)
-    before = parts_of(traced(function, 5))
+    module, plain = traced(function, 4), traced(function, 4)
+    before = parts_of(traced(function, 4))
     assert before is None or 1 in before.device_inputs
     assert numbers_to_device(module) >= 1
     module.graph.lint()
@@ -95,7 +126,7 @@ def test_one_graph_serves_all_numbers(spelling):
     assert parts.device_inputs == (0,) or spelling == "window"
     assert not any(isinstance(n.meta.get("val"), torch.SymInt) for n in parts.device.graph.nodes)
     assert skip_reason(parts.device.graph, frozenset({0}), "statistical") is None
-    for n in (5, 9, -3, 2**40):
+    for n in (3, 0, 4) if spelling in PLACES else (5, 9, -3, 2**40):
         x = torch.randn(4, 6) * 4
         found, wanted = called(module, x, n), called(plain, x, n)
         for a, b in zip(found, wanted, strict=True):
@@ -119,6 +150,8 @@ def test_floats_keep_the_signs_of_zeros():
         (lambda x, n: aten.add.Tensor(x, n), torch.int32),  # eager refuses numbers that are too large
         (lambda x, n: aten.add.Tensor(x, x, alpha=n), torch.float32),
         (lambda x, n: aten.slice.Tensor(x, 1, 0, n), torch.float32),
+        (lambda x, n: aten.select.int(x, 1, checked(n, 5)), torch.float32),  # a view of the input is returned
+        (lambda x, n: aten.sin.default(aten.select.int(x, 1, n - 9)), torch.float32),  # counted from the end
         (lambda x, n: aten.mul.Tensor(aten.slice.Tensor(x, 1, 0, n), n), torch.float32),  # a size changes, too
         (lambda x, n: (aten.mul.Tensor(x, n), aten.add.Tensor(x, x, alpha=n)), torch.float32),  # the number is needed
     ],
@@ -145,3 +178,31 @@ def test_numbers_beside_sizes():
     assert parts.device_inputs == (0, 1) and parts.host_inputs == (1, 2)
     x = torch.randn(4, 7)
     torch.testing.assert_close(called(module, x, 7, -2), [x + torch.arange(7) + 5])
+
+
+def attended(q, k, keys, positions, at):
+    """A step of a loop over text with a cache of fixed size and the place of the token as a Python int."""
+    keys[:, :, at : at + 1] = k
+    scores = (q + positions[at]) @ keys.transpose(-2, -1)
+    seen = torch.arange(keys.shape[2]) <= at
+    return torch.where(seen, scores, -torch.inf).softmax(-1) @ keys, at + 1
+
+
+def test_steps_by_a_python_int(monkeypatch, tmp_path):
+    """The whole pipeline of a GPU, kernels interpreted."""
+    torch.compiler.reset()
+    gpu = SimulatedGpu(monkeypatch, tmp_path, triton=TritonOptions(cudagraphs=True))
+    passed = []
+    (ours,) = (p for p in pipeline.LOWERED if p.name == "numbers_to_device")
+    monkeypatch.setitem(ours.__dict__, "run", lambda graph, _: passed.append(numbers_to_device(graph)))
+    run, positions = torch.compile(attended, backend=gpu), torch.randn(16, 8)
+    caches, place = [torch.zeros(1, 2, 16, 8) for _ in range(2)], 3
+    for _ in range(5):
+        q, k = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8)
+        with torch.no_grad():
+            found, following = run(q, k, caches[0], positions, place)
+            wanted, place = attended(q, k, caches[1], positions, place)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(caches[0], caches[1])
+        assert following == place
+    assert passed == [0, 4]  # of one number as it is, and of any: written, picked twice, compared
