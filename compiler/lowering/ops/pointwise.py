@@ -156,8 +156,23 @@ def _inverse(number: float, precision: torch.dtype) -> float:
 
 @lowers("aten.floor_divide")
 def _floor_divide(low: Lowering, x: Any, y: Any) -> Tensor:
+    common = promoted([x, y])
+    if common in HALVES and not is_scalar(1, y):
+        return elementwise(low, [x, y], lambda a, b: _floored(a, b, common), decides=True)
     of_tensor = isinstance(x, Tensor)  # a number that is divided is rounded as tensors are, one that divides is not
     return elementwise(low, [x, y], lambda a, b: op("floordiv", a, b), opmath=of_tensor, decides=True)
+
+
+def _floored(a: Value, b: Value, dtype: torch.dtype) -> Value:
+    """A quotient of 16 bits, rounded down: eager rounds each step to 16 bits, and may end a unit beside the floor."""
+    rest = op("fmod", a, b)
+    quotient = rounded(over(rounded(minus(a, rest), dtype), b), dtype)
+    apart = op("logical_and", op("ne", rest, 0), op("ne", op("lt", b, 0), op("lt", rest, 0)))
+    quotient = where(apart, rounded(minus(quotient, 1), dtype), quotient)
+    floor = op("floor", quotient)
+    floor = where(op("gt", rounded(minus(quotient, floor), dtype), 0.5), rounded(plus(floor, 1), dtype), floor)
+    floor = where(op("eq", quotient, 0), op("copysign", const(0.0, a.dtype), over(a, b)), floor)
+    return where(op("eq", b, 0), over(a, b), floor)
 
 
 @lowers("aten.square")

@@ -138,6 +138,22 @@ def test_16_bits_are_rounded_before_they_become_integers(dtype):
     compiled_agrees(decimals, x, y, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_steps_of_16_bit_quotients_that_are_rounded_down(dtype):
+    """Eager rounds each: 8616 // -9 is -959 in float16."""
+    x = torch.linspace(-70, 71, 2999).to(dtype)
+    special = torch.tensor([8616.0, 0, -0.0, math.inf, -math.inf, math.nan, 1e-6] * 3)
+    y = torch.cat([torch.linspace(-3, 3, 2978), special]).to(dtype)
+
+    def quotients(x, y):
+        return x // y, y // x, 3 // y, 0.3 // x, x[5] // y, torch.div(y, x, rounding_mode="floor"), x // 0.3
+
+    compiled_agrees(quotients, x, y, rtol=0, atol=0)
+    compiled_agrees(lambda n, y: (n // y, y // n), torch.arange(-1499, 1500), y, rtol=0, atol=0)
+    signs = torch.compile(lambda x, y: (x // y).nan_to_num(), backend="regraft")(x, y).signbit()
+    assert torch.equal(signs, (x // y).nan_to_num().signbit())
+
+
 @takes_turns("dtype")
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 5, 7.0, 16, 17, 0.5, -0.5, -1, -2, -3, 2.5])
 @pytest.mark.parametrize(
