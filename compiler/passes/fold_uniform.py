@@ -18,7 +18,7 @@ from ...rewrites.facts import Fact, Uniform, facts_of_graph, is_known_exactly, s
 from ...rewrites.graph import op_name, val
 from ...rewrites.layout import same_layout
 from ...rewrites.moves import VIEWS
-from ...rewrites.purity import mutable
+from ...rewrites.purity import mutable, storages
 from ...rewrites.sizes import SizeTable
 from .fold_constant_tables import compute
 
@@ -52,13 +52,20 @@ def _wanted(facts: dict[fx.Node, Fact]) -> list[tuple[fx.Node, Uniform]]:
         if isinstance(facts[node], Uniform) and any(_reads(user, facts, read) for user in node.users):
             read.add(node)
     found = [(node, fact) for node, fact in facts.items() if node in read and isinstance(fact, Uniform)]
-    return [
-        (node, fact) for node, fact in found if node.op == "call_function" and op_name(node) not in VIEWS.union(_MAKERS)
-    ]
+    return [(node, fact) for node, fact in found if node.op == "call_function" and not _is_kept(node)]
 
 
 def _reads(user: fx.Node, facts: dict[fx.Node, Fact], read: set[fx.Node]) -> bool:
-    return user not in facts or (op_name(user) in VIEWS and user in read)
+    return user not in facts or (_is_view(user) and user in read)
+
+
+def _is_kept(node: fx.Node) -> bool:
+    return op_name(node) in _MAKERS or _is_view(node)
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a call's result has the memory of an operand: a program may be given both."""
+    return op_name(node) in VIEWS or any(storages(node) & storages(x) for x in node.all_input_nodes)
 
 
 def _fold(node: fx.Node, fact: Uniform, editor: Editor) -> bool:

@@ -71,3 +71,22 @@ def test_written_constant_is_no_constant() -> None:
     with torch.no_grad():
         torch.testing.assert_close(run(x), function(x))
         torch.testing.assert_close(run(x), function(x))
+
+
+VIEWED = {
+    "windows": lambda: (v := torch.full((4,), 2.0), v.unfold(-1, 2, 2)),
+    "a part": lambda: (v := torch.full((4,), 2.0) + 1, v[1:]),
+    "a diagonal": lambda: (v := torch.tensor([[3, 3], [3, 3]]), v.diagonal()),
+    "the real parts": lambda: (v := torch.ones(4, dtype=torch.complex64), torch.view_as_real(v)[:, 0]),
+    "a window of windows": lambda: (v := torch.zeros(6), v.unfold(0, 4, 2).unfold(1, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", VIEWED)
+def test_views_that_are_returned_share_the_memory_of_what_they_look_at(name: str) -> None:
+    torch.compiler.reset()
+    base, view = torch.compile(lambda x: (*VIEWED[name](), x + 1), backend="regraft")(torch.ones(2))[:2]
+    for found, wanted in zip((base, view), VIEWED[name](), strict=True):
+        torch.testing.assert_close(found, wanted)
+        assert found.stride() == wanted.stride()
+    assert view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
