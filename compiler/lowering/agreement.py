@@ -103,6 +103,17 @@ _ELEMENTS = _named("""
     _foreach_add.List: alpha
     _foreach_sub.List: alpha
     pow.Tensor_Scalar: exponent
+    hardshrink.default: lambd
+    logit.default: eps
+""")
+# Numbers of the dtype in which the result is computed.
+_FACTORS = _named("""
+    leaky_relu.default: negative_slope
+    elu.default: alpha scale input_scale
+    celu.default: alpha
+    softplus.default: beta threshold
+    addcdiv.default: value
+    lerp.Scalar: weight
 """)
 # Writes to a part of a tensor, with the view that returns the part.
 _REGIONS = {
@@ -442,7 +453,9 @@ def _inexact(tensor: torch.Tensor) -> bool:
 def _elements(name: str, given: dict[str, Any], made: Any) -> str | None:
     tensors = made if isinstance(made, (list, tuple)) else [made]
     dtypes = {x.dtype for x in tensors if isinstance(x, torch.Tensor)}
-    for argument, dtype in product(_ELEMENTS.get(name, ()), dtypes):
+    if name in _FACTORS:
+        dtypes = {torch.float32 if dtype in _HALVES else dtype for dtype in dtypes}
+    for argument, dtype in product(_ELEMENTS.get(name) or _FACTORS.get(name, ()), dtypes):
         value = given.get(argument)
         if value is None:  # the schema's default, which every dtype holds
             continue

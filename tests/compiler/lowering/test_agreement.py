@@ -1,5 +1,6 @@
 """Calls whose arguments do not agree as eager wants it stay calls, which raise its error; others are generated."""
 
+import math
 from functools import partial
 from itertools import product
 
@@ -58,6 +59,11 @@ FILLS = {
     "subtracted": lambda x, v, i: torch.sub(x, x, alpha=v), "from": lambda x, v, i: torch.rsub(x, x, alpha=v),
     "within": lambda x, v, i: F.hardtanh(x, v, v), "steps": lambda x, v, i: torch.linspace(0, v, 3, dtype=x.dtype),
     "rows": lambda x, v, i: x.index_add(0, i, x[i], alpha=v), "product": lambda x, v, i: x.addcmul(x, x, value=v),
+}  # fmt: skip
+FACTORS = {
+    "leaky_relu": F.leaky_relu, "elu": F.elu, "celu": F.celu, "softplus": F.softplus,
+    "threshold": lambda x, v: F.softplus(x, 1, v), "quotient": lambda x, v: x.addcdiv(x, x, value=v),
+    "lerp": lambda x, v: x.lerp(x + 1, v), "hardshrink": F.hardshrink, "logit": torch.logit,
 }  # fmt: skip
 
 
@@ -222,6 +228,17 @@ def test_numbers_that_a_dtype_does_not_hold(name):
         function = lambda x, i, v=value: FILLS[name](x, v, i)  # noqa: E731
         assert stays(function, *given) or not refuses(function, *given), (name, dtype, value)
     assert not stays(lambda x, i: FILLS[name](x, 3, i), torch.zeros(3), ROWS)
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_numbers_beyond_what_an_operator_computes_in(name):
+    """Eager raises; most operators compute 16 bits in float32, which holds more."""
+    for dtype, value in product((torch.float16, torch.bfloat16, torch.float32, torch.float64), (7e4, 1e39, math.inf)):
+        x = torch.linspace(0.1, 0.9, 5, dtype=dtype)
+        torch._dynamo.reset()
+        compiled = torch.compile(FACTORS[name], backend="regraft", dynamic=False)
+        assert refuses(compiled, x, value) == refuses(FACTORS[name], x, value), (dtype, value)
+    assert not stays(lambda x: FACTORS[name](x, 0.25), torch.ones(3, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("name", FILLS)
