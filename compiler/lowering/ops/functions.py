@@ -88,7 +88,7 @@ def _nan_to_num(
         kept = where(op("eq", a, math.inf), posinf, where(op("eq", a, -math.inf), neginf, a))
         return where(op("isnan", a), nan, kept)
 
-    return elementwise(low, [x], compute)
+    return elementwise(low, [x], compute, decides=True)  # what overflows 16 bits is infinite there
 
 
 @lowers("aten.deg2rad")

@@ -272,3 +272,22 @@ def test_a_changing_number_that_float16_does_not_hold(function):
     x = torch.linspace(-2e-3, 2e-3, 9).half()
     for number in (3e5, 65536.0, 1e-9, -2e5):
         torch.testing.assert_close(compiled(x, number), function(x, number), rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x * x).nan_to_num(),
+        lambda x: (x * x).nan_to_num(posinf=7.0) * 0.5,
+        lambda x: (x * -x).nan_to_num(neginf=-3.0) + 1,
+        lambda x: torch.where((x * x).isinf(), 1.0, x * x),
+        lambda x: (x * x).clamp(max=torch.finfo(x.dtype).max),
+        lambda x: torch.where((x * x).isfinite(), x * x, 0.0).sum(),
+    ],
+)
+def test_what_overflows_16_bits_is_infinite(function, dtype):
+    """Operators that look for infinities see the rounded value, as eager does."""
+    most = torch.finfo(dtype).max
+    x = torch.tensor([1.5, most**0.5 * 1.2, -(most**0.5) * 2, most / 2, 0.0, math.nan, math.inf]).to(dtype)
+    compiled_agrees(function, x, rtol=2**-7, atol=0)
