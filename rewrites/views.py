@@ -3,8 +3,8 @@
     bag = embedding_bag(w, i);  v = select(bag, 1, 0)        bag = mean(embedding(w, i));  v = select(bag, 1, 0)
     zero_(v);  return bag                              ->    the fake tensor of v looked at the old bag's memory
 
-Which values share memory is read from metadata: before autograd programs write in place, and such a write would seem to
-be one to memory that nobody reads.
+Passes read from metadata which values share memory. Before autograd, programs write in place: a write to a view whose
+metadata is out of date would seem to change memory that nobody reads, and be dropped.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@
     s = slice(x, 0, n, n + 2)                 s = index_select(x, 0, add(arange(0, 2), t))
     w = slice_scatter(x, y, 0, n, n + 2)      w = index_copy(x, 0, add(arange(0, 2), t), y)
 
-A CUDA graph repeats the arguments with which its kernels were launched: each value of such a number would need one of
-its own. Caches of windows count the tokens that they have seen so, loops over text their place, training its steps.
+A CUDA graph repeats the arguments with which its kernels were launched, so that each value of such a number would need
+a graph of its own. Sliding-window caches count tokens in Python ints, decoding loops their position, training loops
+their steps.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from ...rewrites.views import renew_views
 aten = torch.ops.aten
 
 _NUMBERS = (torch.SymInt, torch.SymFloat)
-# Eager rounds tensors to 16 bits before it computes, numbers not; and it refuses numbers that an integer cannot hold.
+# Not 16 bits: eager rounds a tensor to them before it computes, but not a number. Not narrower integers: eager refuses
+# numbers that they cannot hold.
 _AS_NUMBERS = (torch.bool, torch.int64, torch.float32, torch.float64)
 _OF_TENSORS = {
     aten.where.ScalarOther: aten.where.self,
@@ -45,8 +47,8 @@ _AS_THEY_ARE = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, ate
 def numbers_to_device(graph_module: fx.GraphModule) -> int:
     """Give calls on a GPU tensors for numbers that are symbolic, in place; returns the number of calls.
 
-    Of a number all calls take tensors or none: where a size, or a call that needs the number itself, depends on it, a
-    CUDA graph serves one value only.
+    Either all calls that read a number take a tensor for it, or none does: where a size depends on it, or a call needs
+    the number itself, a CUDA graph serves one value only.
 
     Args:
         graph_module: a functional graph (writes to inputs at its end apart).
@@ -214,6 +216,7 @@ def _places(editor: Editor, node: fx.Node, count: Any) -> fx.Node | None:
     return editor.call(aten.add.Tensor, steps, _tensor(editor, first))
 
 
+# Their readers would see that the result is no view.
 _OF_MEMORY = ("output", "aten.as_strided", "aten.copy_")
 _PLACED: dict[str, Callable[[Editor, fx.Node], fx.Node | None]] = {
     "aten.slice": _picked, "aten.select": _picked, "aten.slice_scatter": _placed, "aten.select_scatter": _placed,
