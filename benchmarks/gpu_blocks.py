@@ -61,8 +61,6 @@ class Variants:
         self.texts: dict[str, list[str]] = {}
         self._package = importlib.import_module("regraft.compiler.codegen.triton")
         self._build = self._package.build
-        self._users = [importlib.import_module(f"{self._package.__name__}.{n}") for n in ("source", "shared_launch")]
-        self._plan = self._users[0].kernel_launches
         self._package.build = self._built
 
     def close(self) -> None:
@@ -72,7 +70,11 @@ class Variants:
     def _built(self, kernels: Sequence[Any]) -> list[Any]:
         made = [self._in(kernels, variant) for variant in VARIANTS]
         for number, kernel in enumerate(made[0]):
-            self.texts[kernel.plans[0].unit.function] = [str(launch.blocks) for launch in self._plan(kernels[number])]
+            self.texts[kernel.plans[0].unit.function] = [
+                str(launch.blocks)
+                for part in kernels[number].parts or kernels[number : number + 1]
+                for launch in part.launches
+            ]
         return [replace(one, bare=self._one_of(made, number)) for number, one in enumerate(made[0])]
 
     def _one_of(self, made: list[list[Any]], number: int) -> Callable[..., None]:
@@ -84,21 +86,19 @@ class Variants:
     def _in(self, kernels: Sequence[Any], variant: Sequence[float]) -> list[Any]:
         """The kernels in one variant; nothing where one of them cannot be built so."""
 
-        def launches(kernel: Any) -> list[Any]:
-            found = self._plan(kernel)
-            return [replace(one, blocks=varied(one.blocks, variant) or one.blocks) for one in found]
-
-        for user in self._users:
-            user.kernel_launches = launches
         try:
-            return list(self._build(kernels))
+            return list(self._build([_in_variant(kernel, variant) for kernel in kernels]))
         except Exception:
             if variant == VARIANTS[0]:
                 raise
             return []
-        finally:
-            for user in self._users:
-                user.kernel_launches = self._plan
+
+
+def _in_variant(kernel: Any, variant: Sequence[float]) -> Any:
+    """A kernel whose launches, and those of its parts, have other blocks."""
+    own = [replace(one, blocks=varied(one.blocks, variant) or one.blocks) for one in kernel.launches]
+    parts = tuple(_in_variant(part, variant) for part in kernel.parts)
+    return replace(kernel, launches=tuple(own), parts=parts)
 
 
 def kernels_of(step: Callable[[], Any]) -> dict[str, float]:

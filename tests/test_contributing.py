@@ -8,12 +8,12 @@ from typing import Literal
 
 import pytest
 import torch
-from support.triton_kernels import compiles, run_interpreted
+from support.triton_kernels import compiles, kernel_source, run_interpreted
 
 import regraft
 from regraft.compiler import options, pipeline, stages
 from regraft.compiler.codegen.cpp import prelude_math
-from regraft.compiler.codegen.triton import KernelSource, kernel_source
+from regraft.compiler.codegen.triton import KernelSource
 from regraft.compiler.codegen.triton import source as triton_source
 from regraft.compiler.codegen.triton.source import module_text
 from regraft.compiler.ir import folds

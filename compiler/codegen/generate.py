@@ -29,6 +29,7 @@ from ...rewrites.switches import allowed, naming, pausing
 from ..ir.kernel import Kernel
 from ..ir.printer import kernel_text, program_text
 from ..ir.program import Definition, Program
+from ..ir.verify_launch import launch_findings
 from ..lowering.graph import Lowered, lower
 from ..schedule import Schedule, overwrites, schedule
 from ..schedule.begin_early import begin_early
@@ -176,9 +177,10 @@ def _tensors(value: Any) -> Sequence[Any]:
 
 def _check(program: Program, plan: Schedule) -> None:
     with compat.plain_eager():  # the checker computes with real tensors, inside of Dynamo's fake mode
-        findings = check_schedule(program, plan)
+        findings: list[object] = [*check_schedule(program, plan)]
+        findings += [fault for kernel in plan.kernels for fault in launch_findings(kernel)]
     if findings:
-        raise AssertionError("the schedule breaks dependences:\n" + "\n".join(map(str, findings)))
+        raise AssertionError("the schedule is not legal:\n" + "\n".join(map(str, findings)))
 
 
 def _build(kernels: Sequence[Kernel]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,22 @@ def statements(body: Iterable[Statement]) -> Iterator[Statement]:
         yield statement
         if isinstance(statement, (Loop, Fold)):
             yield from statements(statement.body)
+
+
+def nests(body: Sequence[Statement]) -> list[tuple[tuple[Var, ...], tuple[Statement, ...]]]:
+    """What each launch of a body computes: parallel loops around all of it, outermost first, and what they contain."""
+    if not any(isinstance(s, Loop) and s.parallel for s in body):
+        return [((), tuple(body))]
+    return [_peeled(statement) for statement in body]
+
+
+def _peeled(statement: Statement) -> tuple[tuple[Var, ...], tuple[Statement, ...]]:
+    loops: list[Var] = []
+    body: tuple[Statement, ...] = (statement,)
+    while len(body) == 1 and isinstance(body[0], Loop) and body[0].parallel:
+        loops.append(body[0].var)
+        body = body[0].body
+    return tuple(loops), body
 
 
 def roots(statement: Statement) -> tuple[Value, ...]:

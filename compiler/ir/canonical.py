@@ -15,6 +15,7 @@ from typing import Any
 from .accesses import accesses, statements
 from .index.index import Atom, Index, Size, Var
 from .kernel import Assign, Fold, Kernel, Loop, Statement, Update
+from .launch import Launch
 from .program import Buffer, Reduction, Store
 from .value import Load, Result, Rewriter, Value
 
@@ -123,14 +124,20 @@ class _Renaming:
         scratch = tuple(map(self._scratch, kernel.scratch))
         parts = tuple(map(self._part, kernel.parts))
         body = self._body(kernel.body)
-        more: dict[str, Any] = {"early": kernel.early, "examples": kernel.examples}
+        more: dict[str, Any] = {"early": kernel.early, "examples": kernel.examples, "launches": self._launches(kernel)}
         return Kernel("", params, kernel.sizes, scratch, body, parts=parts, **more)
+
+    def _launches(self, kernel: Kernel) -> tuple[Launch, ...]:
+        """Launches over the loops of the result."""
+        if not self._variables:
+            return kernel.launches
+        return tuple(one.over([self._variables.get(var, var) for var in one.loops]) for one in kernel.launches)
 
     def _part(self, part: Kernel) -> Kernel:
         """A part by the names of the whole."""
         params = tuple(replace(p, buffer=self._buffer(p.buffer)) for p in part.params)
         scratch, body = tuple(map(self._scratch, part.scratch)), self._body(part.body)
-        return Kernel("", params, part.sizes, scratch, body, examples=part.examples)
+        return Kernel("", params, part.sizes, scratch, body, examples=part.examples, launches=part.launches)
 
     def _buffer(self, buffer: Buffer) -> Buffer:
         sizes = tuple(self._extents.get(size, size) for size in buffer.sizes)

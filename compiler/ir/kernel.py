@@ -1,6 +1,6 @@
 """Kernels: scheduled loop trees, what code generators see.
 
-    Kernel    ::= name, params, sizes, scratch, body
+    Kernel    ::= name, params, sizes, scratch, body, launches
     Statement ::= Loop(var, body, parallel)
                 | Assign(store)                                  buffer[indices] (op)= value
                 | Fold(reductions, body)                         accumulators set to identity; body; then Results hold
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .index.index import Size, Var
+from .launch import Launch
 from .program import Buffer, Reduction, Store
 
 
@@ -84,6 +85,7 @@ class Kernel:
         parts: kernels that `body` is, one after the other, where none depends on another: they may run side by side.
         early: whether it may begin before kernels before it have ended: it waits for them by itself (on GPUs).
         examples: what sizes are on the example for which it is compiled, by name: only plans may depend on them.
+        launches: how a GPU runs it, a launch for each statement; none if `parts` have them, or for a CPU.
     """
 
     name: str
@@ -95,3 +97,4 @@ class Kernel:
     parts: tuple[Kernel, ...] = ()
     early: bool = False
     examples: tuple[tuple[str, int], ...] = ()
+    launches: tuple[Launch, ...] = ()

@@ -18,6 +18,7 @@ import torch
 
 from .index.index import Var, number_text
 from .kernel import Assign, Fold, Kernel, Loop, Statement
+from .launch import Launch
 from .ops import OPS
 from .program import Buffer, Definition, Extern, Program, Reduction, Store
 from .value import Const, Guarded, Load, Number, Op, Result, Value, operands, walk
@@ -71,10 +72,20 @@ def kernel_text(kernel: Kernel) -> str:
     lines += [f"    size {size.name}" for size in kernel.sizes]
     lines += [f"    scratch {buffer_text(buffer)}" for buffer in kernel.scratch]
     if not kernel.parts:
-        lines += _indented(_body(kernel.body))
+        lines += _indented([*map(launch_text, kernel.launches), *_body(kernel.body)])
     for part in kernel.parts:
-        lines += [f"    beside the others, {part.name}:", *_indented(_indented(_body(part.body)))]
+        inside = [*map(launch_text, part.launches), *_body(part.body)]
+        lines += [f"    beside the others, {part.name}:", *_indented(_indented(inside))]
     return "\n".join(lines) + "\n"
+
+
+def launch_text(launch: Launch) -> str:
+    """A launch: ``launch of 4 (i) x 256 (j), 8 warps``, for ``each k`` of the loops that programs do not tile."""
+    blocks, each = launch.blocks, f" for each {_names(launch.outer)}" if launch.outer else ""
+    axes = [(blocks.row_block, blocks.rows)] if blocks.rows or not blocks.columns else []
+    axes.append((blocks.column_block, blocks.columns))
+    tile = " x ".join(f"{block} ({_names(loops) or 'inside'})" for block, loops in axes)
+    return f"launch of {tile}{each}, {blocks.warps} warp{'s' * (blocks.warps != 1)}"
 
 
 def definition_text(definition: Definition) -> str:
@@ -101,6 +112,10 @@ def _contiguous(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _loops(loops: Iterable[Var]) -> str:
     return ", ".join(f"{var.name} < {index_text(var.extent)}" for var in loops)
+
+
+def _names(loops: Iterable[Var]) -> str:
+    return ", ".join(var.name for var in loops)
 
 
 def _extern(item: Extern) -> list[str]:
@@ -229,4 +244,13 @@ def _bare(text: str) -> str:
     return text[1:-1]
 
 
-__all__ = ["buffer_text", "definition_text", "dtype_text", "index_text", "kernel_text", "program_text", "value_text"]
+__all__ = [
+    "buffer_text",
+    "definition_text",
+    "dtype_text",
+    "index_text",
+    "kernel_text",
+    "launch_text",
+    "program_text",
+    "value_text",
+]

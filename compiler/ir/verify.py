@@ -2,7 +2,7 @@
 
 `verify_program` and `verify_kernel` give all findings; `require` raises where there are any. What is checked: dtypes
 and arities by `ops` and `reducers`, one index per dim, variables, results and sizes in scope, indices provably within
-their buffers (what is guarded apart), names, and that everything is written before it is read.
+their buffers (what is guarded apart), names, that everything is written before it is read, and launches.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from .index.index import TOKEN, Loaded, Var, atoms
 from .kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from .program import Buffer, Definition, Extern, Program, Reduction, Store
 from .value import Load, Value, walk
+from .verify_launch import launch_findings
 from .verify_value import ProgramFault, Scope, reduction_findings, size_findings, store_findings
 
 
@@ -143,6 +144,7 @@ class _KernelCheck:
         for param in kernel.params:
             if param.access != "read" and param.buffer.name not in self._stored:
                 yield scope.found("access", f"never writes {param.buffer.name}")
+        yield from launch_findings(kernel)
 
     @property
     def _stored(self) -> set[str]:

@@ -2,7 +2,7 @@
 
     Program -> dependences (dead code) -> unread -> parts -> inline -> order, narrow integers (GPU) -> split (long
             reductions) -> flat -> members -> fusion (legality, profit) -> calls packed (CPU) -> tree (shared loops)
-            -> contract (scratch) -> kernels -> launches shared (GPU) -> check
+            -> contract (scratch) -> kernels -> launches shared (GPU) -> launches planned (GPU) -> check
 
 `schedule` is the only entry point. A `Target` has all properties of the machine: nothing else distinguishes CPUs and
 GPUs. The fusion log contains the decisions and their reasons; `check_schedule` checks the result independently.
@@ -28,6 +28,7 @@ from .inlining import inline
 from .inplace import overwrites
 from .interleaved import by_groups
 from .kernels import kernel_of
+from .launches.kernel_launches import with_launches
 from .legality import Refusal, can_fuse
 from .log import FusionLog
 from .merge_slices import join_parts
@@ -75,6 +76,8 @@ def _scheduled(program: Program, fuse: bool, target: Target) -> Schedule:
     if fuse and target.shared:
         made, log.shared = share_launches(made, program.buffers, program.outputs, target)
     made = tuple(_with_examples(step, program.examples) if isinstance(step, Kernel) else step for step in made)
+    if target.processors:
+        made = with_launches(made, target.processors)
     return Schedule(made, _real(made, program.buffers), log, target, program)
 
 

@@ -32,6 +32,7 @@ class Target:
         serial: the largest ratio of total traffic to saved traffic for a fusion that makes several loops of one group
             sequential; 0: no limit.
         shared: the most bytes of traffic of a kernel that may share its launch with independent kernels; 0: none may.
+        processors: the multiprocessors of a GPU, for which kernels have launches; 0 for a CPU.
         atomic: whether parallel iterations may combine into one element of memory. Scatter stores may also race then:
             it is not specified which of several stores to one element wins.
     """
@@ -51,6 +52,7 @@ class Target:
     elements: int = 0
     serial: int = 0
     shared: int = 0
+    processors: int = 0
     atomic: bool = False
 
 
@@ -71,9 +73,8 @@ def gpu(processors: int = HOPPER.processors) -> Target:
     (at about 4 TB/s), 8 operations are computed. A launch, with the time in which its last programs leave
     multiprocessors idle, takes about 3 us: less than a twentieth of the time of a kernel that moves more than 256 MiB.
     """
-    return replace(
-        _MULTIPROCESSOR, busy=_MULTIPROCESSOR.busy * processors, programs=_MULTIPROCESSOR.programs * processors
-    )
+    one = _MULTIPROCESSOR
+    return replace(one, busy=one.busy * processors, programs=one.programs * processors, processors=processors)
 
 
 GPU = gpu()

@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from regraft.compiler.codegen.kernel_call import evaluate
-from regraft.compiler.codegen.triton import kernel_source
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.ir.program import Buffer
 
-from .triton_kernels import interpreter
+from .triton_kernels import interpreter, kernel_source
 
 
 @dataclass(frozen=True)

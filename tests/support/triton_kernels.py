@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,18 @@ from torch import fx
 from regraft.compiler.codegen.kernel_call import evaluate
 from regraft.compiler.codegen.triton import (
     KernelSource,
-    Launch,
     UnsupportedDtypeError,
     UnsupportedStoreError,
-    kernel_source,
 )
+from regraft.compiler.codegen.triton import kernel_source as planned_source
 from regraft.compiler.codegen.triton.build import NARROW
-from regraft.compiler.gpu import A100, H100, L4
+from regraft.compiler.gpu import A100, H100, HOPPER, L4
 from regraft.compiler.ir.interpreter import allocate, bound_sizes
 from regraft.compiler.ir.kernel import Kernel
+from regraft.compiler.ir.launch import Launch
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import GPU, Target, schedule
+from regraft.compiler.schedule.launches.kernel_launches import planned
 
 from .lowering import Replay, compare, fresh, trace
 
@@ -73,8 +75,16 @@ def interpreter() -> _Interpreter:
     return _Interpreter()
 
 
+def kernel_source(kernel: Kernel, plans: Sequence[Launch] = ()) -> KernelSource:
+    """The source of a kernel with these launches; one that no schedule has made is planned for an H100."""
+    if plans:
+        kernel = replace(kernel, launches=tuple(plans))
+    bare = not (kernel.launches or any(part.launches for part in kernel.parts))
+    return planned_source(planned(kernel, HOPPER.processors) if bare else kernel)
+
+
 def interpret(
-    kernel: Kernel, tensors: Mapping[str, Any], sizes: Mapping[str, int], plans: Sequence[Launch] | None = None
+    kernel: Kernel, tensors: Mapping[str, Any], sizes: Mapping[str, int], plans: Sequence[Launch] = ()
 ) -> KernelSource:
     """Run a kernel on tensors by name, in place."""
     source = kernel_source(kernel, plans)
@@ -117,7 +127,7 @@ def run_interpreted(
     kernel: Kernel,
     tensors: Mapping[str, Any],
     sizes: Mapping[str, int] | None = None,
-    plans: Sequence[Launch] | None = None,
+    plans: Sequence[Launch] = (),
 ) -> dict[str, Any]:
     """What `ir.interpreter.run_kernel` does, in Triton: params by name, those missing allocated."""
     given = dict(tensors)

@@ -1,12 +1,10 @@
 """Triton for GPUs: kernels of the loop IR as Triton functions, readable and on their own.
 
-    Kernel -> launches (what programs enumerate, what lanes do) -> text (values, folds, stores) -> module
-           -> machine code (workers, files) -> launches
+    Kernel with its launches -> text (values, folds, stores) -> module -> machine code (workers, files) -> function
 
 `build` is the one entry.
 """
 
-from .blocks import Blocks, Launch, candidates
 from .build import CompiledKernel, begin, blamed, build, source_text, start
 from .compiler import can_build, triton_version
 from .device import processors
@@ -14,11 +12,10 @@ from .dtypes import UnsupportedDtypeError
 from .errors import TritonFailed, TritonMissing, UnsupportedKernels
 from .kernel_body import UnsupportedStoreError
 from .kernel_text import LaunchText, Workspace
-from .plan import launches
 from .source import KernelSource, kernel_source
 
 __all__ = [
-    "Blocks", "CompiledKernel", "KernelSource", "Launch", "LaunchText", "TritonFailed", "TritonMissing",
-    "UnsupportedDtypeError", "UnsupportedKernels", "UnsupportedStoreError", "Workspace", "begin", "blamed", "build",
-    "can_build", "candidates", "kernel_source", "launches", "processors", "source_text", "start", "triton_version",
+    "CompiledKernel", "KernelSource", "LaunchText", "TritonFailed", "TritonMissing", "UnsupportedDtypeError",
+    "UnsupportedKernels", "UnsupportedStoreError", "Workspace", "begin", "blamed", "build", "can_build",
+    "kernel_source", "processors", "source_text", "start", "triton_version",
 ]  # fmt: skip

@@ -14,9 +14,9 @@ from typing import Any
 from ...ir.accesses import roots
 from ...ir.dependence import Dependence, Sources
 from ...ir.index.bounds import known_lt, known_nonnegative
+from ...ir.iteration_space import is_indirect
 from ...ir.kernel import Statement
 from ...ir.value import Guarded, Load, Value, operands, walk
-from .iteration_space import is_indirect
 
 
 def loaded_ahead(

@@ -16,15 +16,15 @@ import torch
 
 from ...ir.accesses import accesses, loaded_buffers, statements, stored_buffers, updated
 from ...ir.index.index import Var, mul
+from ...ir.iteration_space import are_apart, extent_of, is_indirect, number_of
 from ...ir.kernel import Assign, Fold, Loop, Statement, Update
+from ...ir.launch import Blocks
 from ...ir.program import Buffer, Reduction, Store
 from ...ir.value import Load, compute_dtype
-from .blocks import Blocks
+from ...ir.verify_launch import THREADS
+from ...schedule.launches.plan import is_independent, is_scan, nest_of
 from .dtypes import type_name
 from .hoist import loaded_ahead
-from .iteration_space import are_apart, extent_of, is_indirect, number_of
-from .lanes import THREADS
-from .plan import is_independent, is_scan, nest_of
 from .reductions import (
     added,
     begun,

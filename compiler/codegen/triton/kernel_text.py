@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from ...ir.accesses import accesses, loaded_buffers, statements, stored_buffers
+from ...ir.accesses import accesses, loaded_buffers, nests, statements, stored_buffers
 from ...ir.dependence import Dependence
 from ...ir.index.index import Monomial, Size, Var, from_terms, mul, terms
+from ...ir.iteration_space import blocks_of, extent_of, is_small, largest
 from ...ir.kernel import Kernel, Loop, Statement
+from ...ir.launch import Launch
 from ...ir.program import Buffer
-from .blocks import Launch
 from .dtypes import signature_name, type_name
-from .iteration_space import blocks_of, extent_of, is_small, largest
 from .kernel_body import BodyWriter
 from .values import Axis, Names, UnservedError, Values
 from .writer import TritonWriter, factor
@@ -82,41 +82,49 @@ def _begun_early(text: str, name: str) -> str:
     return f"{text[: head.end()]}    let_later_begin()\n    await_earlier()\n{text[head.end() :]}"
 
 
-def launch_text(kernel: Kernel, launch: Launch, name: str, *, dealt: bool = False) -> LaunchText:
-    """Write one launch of a kernel.
+def launch_texts(kernel: Kernel, names: Sequence[str], *, dealt: bool = False) -> tuple[LaunchText, ...]:
+    """Write the launches of a kernel.
 
     Args:
-        kernel: the kernel.
-        launch: one of its launches.
-        name: of the function.
+        kernel: the kernel, which knows its launches.
+        names: of their functions.
         dealt: a function that another one calls, with the number of the program before all other arguments.
 
     Raises:
         UnsupportedDtypeError: a value or a buffer has a dtype that Triton has no type for.
         UnsupportedStoreError: a store needs an atomic operation that does not exist.
     """
-    reach = None if dealt else _reach([*_numbers(launch)], kernel.sizes)
-    made = _written(kernel, launch, name, dealt, wide=reach is None)
+    assert kernel.launches, f"{kernel.name} has no launches"
+    bodies = [body for _, body in nests(kernel.body)]
+    parts = zip(kernel.launches, bodies, names, strict=True)
+    return tuple(_launch_text(kernel, launch, body, name, dealt) for launch, body, name in parts)
+
+
+def _launch_text(kernel: Kernel, launch: Launch, body: tuple[Statement, ...], name: str, dealt: bool) -> LaunchText:
+    reach = None if dealt else _reach([*_numbers(launch, body)], kernel.sizes)
+    made = _written(kernel, launch, body, name, dealt, wide=reach is None)
     if reach is None:
         return made
-    return replace(made, reach=reach, wide=_written(kernel, launch, name, dealt, wide=True).text)
+    return replace(made, reach=reach, wide=_written(kernel, launch, body, name, dealt, wide=True).text)
 
 
-def _written(kernel: Kernel, launch: Launch, name: str, dealt: bool, wide: bool) -> LaunchText:
+def _written(
+    kernel: Kernel, launch: Launch, body: tuple[Statement, ...], name: str, dealt: bool, wide: bool
+) -> LaunchText:
     """One launch; `wide`: with indices of 64 bits where 32 are not known to hold them."""
     spilled: set[str] = set()
     while True:
         try:
-            return _Writer(kernel, launch, name, frozenset(spilled), dealt, wide).run()
+            return _Writer(kernel, launch, body, name, frozenset(spilled), dealt, wide).run()
         except UnservedError as found:
             spilled.add(found.buffer)
 
 
-def _numbers(launch: Launch) -> list[Any]:
+def _numbers(launch: Launch, body: tuple[Statement, ...]) -> list[Any]:
     """All indices of a launch: places in memory, and numbers of iterations."""
-    numbers = [a.offset for a in accesses(launch.body)]
+    numbers = [a.offset for a in accesses(body)]
     numbers += [extent_of(launch.blocks.rows + launch.blocks.columns + launch.outer)]
-    return numbers + [v.extent for v in _loops(launch.body)]
+    return numbers + [v.extent for v in _loops(body)]
 
 
 def _reach(numbers: Sequence[Any], sizes: Sequence[Size]) -> Any:
@@ -135,11 +143,17 @@ def _reach(numbers: Sequence[Any], sizes: Sequence[Size]) -> Any:
 
 class _Writer:
     def __init__(
-        self, kernel: Kernel, launch: Launch, name: str, spilled: frozenset[str], dealt: bool, wide: bool
+        self,
+        kernel: Kernel,
+        launch: Launch,
+        body: tuple[Statement, ...],
+        name: str,
+        spilled: frozenset[str],
+        dealt: bool,
+        wide: bool,
     ) -> None:
-        self._kernel, self._launch, self._name, self._dealt = kernel, launch, name, dealt
+        self._kernel, self._launch, self._statements, self._name, self._dealt = kernel, launch, body, name, dealt
         self._out = TritonWriter()
-        body = launch.body
         used = loaded_buffers(body) | stored_buffers(body)
         self._params = [p.buffer for p in kernel.params if p.buffer.name in used]
         self._spilled = [b for b in kernel.scratch if b.name in spilled]
@@ -151,7 +165,7 @@ class _Writer:
             frozenset(b.name for b in kernel.scratch) - spilled,
         )
         names.variables.update({size.name: size.name for size in kernel.sizes})
-        self._index = "tl.int64" if wide and not all(map(is_small, _numbers(launch))) else "tl.int32"
+        self._index = "tl.int64" if wide and not all(map(is_small, _numbers(launch, body))) else "tl.int32"
         self._narrowed = tuple(size.name for size in kernel.sizes) if not wide else ()
         self._values = Values(self._out, names, Dependence(), self._index)
         self._values.stored = frozenset(stored_buffers(body))
@@ -163,8 +177,8 @@ class _Writer:
         programs = self._programs()
         blocks = self._launch.blocks
         if blocks.rows and blocks.columns:
-            self._body.ahead(self._launch.body, frozenset(blocks.columns))
-        self._body.write(self._launch.body)
+            self._body.ahead(self._statements, frozenset(blocks.columns))
+        self._body.write(self._statements)
         kernel = self._kernel
         arguments = {b.name if b.scalar else f"{b.name}_ptr": self._type(b) for b in (*self._params,)}
         arguments |= {size.name: "i64" for size in kernel.sizes}

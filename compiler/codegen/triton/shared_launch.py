@@ -21,24 +21,22 @@ import bisect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...ir.accesses import statements
-from ...ir.canonical import COUNT, beginnings, canonical, sized
+from ...ir.canonical import COUNT, beginnings
 from ...ir.kernel import Assign, Kernel, Loop
 from ...ir.program import Buffer
 from ...ir.value import Load, Op, Value
+from ...schedule.fast_math import with_fast_functions
+from ...schedule.launches.blocks import PROGRAMS_EACH
+from ...schedule.launches.kernel_launches import WHOLE, alike, computation
 from ..kernel_call import evaluate
-from .blocks import PROGRAMS_EACH
 from .device import processors_of
-from .fast_math import with_fast_functions
-from .kernel_text import LaunchText, launch_text
-from .plan import kernel_launches
+from .kernel_text import LaunchText, launch_texts
 from .writer import TritonWriter
 
 _ARGUMENTS = 480  # of a launch: parameters have 4 KB on devices and drivers of all ages, each takes 8 bytes
 _COMPUTATIONS = 8  # of a launch: each is code, and registers, that all its programs carry
-_WHOLE = 16  # iterations whose multiples leave no access half outside: a vector of 16 bytes has at most 16 elements
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class _Computation:
 
     Args:
         text: of the function, with params `p0`, `p1`, ...
-        counted: whether it takes the number of iterations, and whether that is a multiple of `_WHOLE`.
+        counted: whether it takes the number of iterations, and whether that is a multiple of `WHOLE`.
         parts: those with most programs first.
         moves: whether it only moves elements.
     """
@@ -96,18 +94,14 @@ def shared_launches(kernel: Kernel) -> list[LaunchText]:
     Raises:
         UnsupportedDtypeError, UnsupportedStoreError: Triton cannot compute it.
     """
-    groups: dict[Any, list[tuple[Kernel, int | None]]] = {}
-    for part in kernel.parts:
-        key, count = sized(part, moved=beginnings(part))
-        groups.setdefault((key, count is not None and count % _WHOLE == 0), []).append((part, count))
     made: list[_Computation] = []
     alone: list[LaunchText] = []
-    for number, found in enumerate(groups.values()):
-        computation = _computation(kernel.name, number, found)
-        if computation is None:
-            alone += [one for part, _ in found for one in _own_launches(kernel, part)]
+    for number, found in enumerate(alike(kernel.parts)):
+        one = _computation(kernel.name, number, found)
+        if one is None:
+            alone += [text for part, _ in found for text in _own_launches(kernel, part)]
         else:
-            made += _within(computation, _ARGUMENTS)
+            made += _within(one, _ARGUMENTS)
     packed = _packed(sorted(made, key=lambda c: -c.programs), PROGRAMS_EACH * processors_of(kernel))
     buffers = {p.buffer.name: p.buffer for p in kernel.params}
     shared = [_launch(f"{kernel.name}_{k}", computations, buffers) for k, computations in enumerate(packed)]
@@ -116,22 +110,16 @@ def shared_launches(kernel: Kernel) -> list[LaunchText]:
 
 def _computation(name: str, number: int, found: Sequence[tuple[Kernel, int | None]]) -> _Computation | None:
     """The computation of parts that differ in names and iterations only; None where each needs its own launches."""
-    first, counts = found[0][0], [count for _, count in found]
+    counts = [count for _, count in found]
     counted = len(set(counts)) > 1
-    # Programs are to be enough for all parts together; where one program has all of a loop, it is the longest.
-    side_by_side = any(isinstance(s, Loop) and s.parallel for s in first.body)
-    most = sum(count or 0 for count in counts) if side_by_side else max(count or 0 for count in counts)
-    moved = beginnings(first)
-    chosen = sized(first, most, moved)[0] if counted else canonical(first, moved)
-    chosen = with_fast_functions(chosen)
-    plans = kernel_launches(chosen)
-    if len(plans) != 1:
+    chosen = with_fast_functions(computation(found))
+    if len(chosen.launches) != 1:
         return None
-    text = launch_text(chosen, plans[0], f"{name}_part{number}", dealt=True)
+    (text,) = launch_texts(chosen, [f"{name}_part{number}"], dealt=True)
     if text.workspaces:
         return None
     parts = [_part(part, count or 0, evaluate(text.programs, {COUNT: count or 0})) for part, count in found]
-    multiple = all(count is not None and count % _WHOLE == 0 for count in counts)
+    multiple = all(count is not None and count % WHOLE == 0 for count in counts)
     ordered = tuple(sorted(parts, key=lambda part: -part.programs))
     moves = all(
         isinstance(s, Loop) or (isinstance(s, Assign) and _is_move(s.store.value)) for s in statements(chosen.body)
@@ -153,7 +141,7 @@ def _part(kernel: Kernel, count: int, programs: int) -> _Part:
 
 def _own_launches(kernel: Kernel, part: Kernel) -> list[LaunchText]:
     part = with_fast_functions(part)
-    return [launch_text(part, plan, kernel.name) for plan in kernel_launches(part)]
+    return list(launch_texts(part, [kernel.name] * len(part.launches)))
 
 
 def _renamed(launch: LaunchText, name: str) -> LaunchText:
@@ -163,18 +151,18 @@ def _renamed(launch: LaunchText, name: str) -> LaunchText:
     )
 
 
-def _within(computation: _Computation, most: int) -> list[_Computation]:
+def _within(whole: _Computation, most: int) -> list[_Computation]:
     """The computation for as many parts at a time as have at most so many pointers, at least one."""
     groups: list[list[_Part]] = []
     names: set[str] = set()
-    for part in computation.parts:
-        more = {part.buffers[int(name[1:])] for name in computation.text.params}
+    for part in whole.parts:
+        more = {part.buffers[int(name[1:])] for name in whole.text.params}
         if not groups or len(names | more) > most:
             groups.append([])
             names = set()
         groups[-1].append(part)
         names |= more
-    return [replace(computation, parts=tuple(parts)) for parts in groups]
+    return [replace(whole, parts=tuple(parts)) for parts in groups]
 
 
 def _packed(computations: Sequence[_Computation], most: int) -> list[list[_Computation]]:
@@ -184,18 +172,18 @@ def _packed(computations: Sequence[_Computation], most: int) -> list[list[_Compu
     """
     found: list[list[_Computation]] = []
     rooms: dict[bool, list[_Computation]] = {}  # by whether all only move elements
-    for computation in computations:
-        many = computation.programs > most
-        if many and not computation.moves:
-            found.append([computation])
+    for one in computations:
+        many = one.programs > most
+        if many and not one.moves:
+            found.append([one])
             continue
-        kind = computation.moves and (many or True in rooms)
+        kind = one.moves and (many or True in rooms)
         room = rooms.get(kind)
-        names = set[str]().union(*(c.names for c in room or ()), computation.names)
+        names = set[str]().union(*(c.names for c in room or ()), one.names)
         if room is None or len(room) == _COMPUTATIONS or len(names) > _ARGUMENTS:
             room = rooms[kind] = []
             found.append(room)
-        room.append(computation)
+        room.append(one)
     return found
 
 
@@ -264,6 +252,6 @@ def _call(out: TritonWriter, name: str, c: _Computation, first: int, names: Mapp
         _choose(out, starts, write)
     values = {key: f"{name}_{key}" if key in differing else text for key, text in given[0].items()}
     if c.counted and c.whole:
-        values[COUNT] = f"tl.multiple_of({values[COUNT]}, {_WHOLE})"
+        values[COUNT] = f"tl.multiple_of({values[COUNT]}, {WHOLE})"
     at = "program" if values["first"] == "0" else f"program - {values.pop('first')}"
     out.line(f"{c.text.name}({', '.join([at, *(text for key, text in values.items() if key != 'first')])})")

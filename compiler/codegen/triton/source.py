@@ -8,15 +8,12 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 from ...ir.kernel import Kernel
-from .blocks import Launch
-from .fast_math import with_fast_functions
-from .kernel_text import LaunchText, launch_text, waiting
-from .plan import kernel_launches
+from ...schedule.fast_math import with_fast_functions
+from .kernel_text import LaunchText, launch_texts, waiting
 from .shared_launch import shared_launches
 
 _HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
@@ -38,24 +35,18 @@ class KernelSource:
     wide: str = ""
 
 
-def kernel_source(kernel: Kernel, plans: Sequence[Launch] | None = None) -> KernelSource:
-    """A kernel's source.
-
-    Args:
-        kernel: the kernel to write.
-        plans: its launches, each as it is or one of its `candidates`; None: as `launches` has them.
+def kernel_source(kernel: Kernel) -> KernelSource:
+    """The source of a kernel that knows its launches.
 
     Raises:
         UnsupportedDtypeError, UnsupportedStoreError: Triton cannot compute it.
     """
-    if kernel.parts and plans is None:
+    if kernel.parts:
         shared = tuple(map(waiting, shared_launches(kernel)) if kernel.early else shared_launches(kernel))
         return KernelSource(module_text(list(dict.fromkeys(one.text for one in shared))), shared)
-    if plans is None:
-        kernel = with_fast_functions(kernel)
-        plans = kernel_launches(kernel)
-    names = [kernel.name if len(plans) == 1 else f"{kernel.name}_{k}" for k in range(len(plans))]
-    made = tuple(launch_text(kernel, plan, name) for plan, name in zip(plans, names, strict=True))
+    count = len(kernel.launches)
+    names = [kernel.name if count == 1 else f"{kernel.name}_{k}" for k in range(count)]
+    made = launch_texts(with_fast_functions(kernel), names)
     made = tuple(map(waiting, made)) if kernel.early else made
     wide = module_text([one.wide or one.text for one in made]) if any(one.wide for one in made) else ""
     return KernelSource(module_text([one.text for one in made]), made, wide)

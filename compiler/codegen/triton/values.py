@@ -17,12 +17,12 @@ import torch
 from ...ir.dependence import Dependence, Sources
 from ...ir.index.index import Atom, Index, Loaded, Size, Var, add, atoms, mul
 from ...ir.index.ranges import in_range, wraps
+from ...ir.iteration_space import is_indirect, is_small
 from ...ir.ops import COMPARISONS, OPS
 from ...ir.value import HALVES, Const, Guarded, Load, Number, Op, Result, Value, compute_dtype
 from ...schedule.affine import never_meet
 from .dtypes import bare_literal, literal, type_name
 from .index_text import index_text
-from .iteration_space import is_indirect, is_small
 from .operations import number_operands, operation_text
 from .writer import TritonWriter
 

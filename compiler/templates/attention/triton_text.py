@@ -11,11 +11,11 @@ import torch
 
 from ...codegen.flatten import flatten_value
 from ...codegen.triton.dtypes import signature_name
-from ...codegen.triton.iteration_space import has_small_offsets, is_small
 from ...codegen.triton.values import Axis, Names, Values
 from ...codegen.triton.writer import TritonWriter
 from ...ir.dependence import Dependence
 from ...ir.index.index import Index, Loaded, Var, atoms
+from ...ir.iteration_space import has_small_offsets, is_small
 from ...ir.program import Buffer
 from ...ir.value import Const, Number, Op, Value, walk
 from ..common.triton_launch import TemplateLaunch

@@ -13,11 +13,11 @@ import torch
 
 from ...codegen.flatten import flatten_value
 from ...codegen.triton.dtypes import type_name
-from ...codegen.triton.fast_math import fast_values
 from ...codegen.triton.values import Axis
 from ...ir.index import index as ix
 from ...ir.index.index import Index, Var
 from ...ir.value import Const, Guarded, Load, Op, Value, walk
+from ...schedule.fast_math import fast_values
 from .description import Matrix, Prologue
 from .triton_bytes import as_bytes
 from .triton_text import ProductText

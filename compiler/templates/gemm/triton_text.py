@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from ...codegen.flatten import flatten_value
 from ...codegen.triton.dtypes import type_name
-from ...codegen.triton.fast_math import fast_values
-from ...codegen.triton.iteration_space import has_small_offsets
 from ...codegen.triton.values import Axis, Names, Values
 from ...codegen.triton.writer import TritonWriter
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var
+from ...ir.iteration_space import has_small_offsets
 from ...ir.program import Buffer
 from ...ir.value import Value
+from ...schedule.fast_math import fast_values
 from ..common.triton_launch import TemplateLaunch, launch_of
 from .description import ELEMENT, OTHER, Product, Result
 

@@ -1,6 +1,6 @@
 """Small programs through all stages, as text, for a look at what a change changes: `golden/texts.txt`.
 
-schedule: the kernels as loop IR, for a CPU; avx2: their bodies in C++; triton: the same programs for a GPU
+schedule: the kernels as loop IR, for a CPU; avx2: their bodies in C++; launches, triton: the same programs for a GPU
 """
 
 import pytest
@@ -9,10 +9,10 @@ pytest.importorskip("triton")
 
 from support.golden import with_pinned_torch
 from support.lowering import trace
+from support.triton_kernels import kernel_source
 
 from regraft.compiler.codegen.cpp.kernel_text import kernel_text
 from regraft.compiler.codegen.cpp.target import target
-from regraft.compiler.codegen.triton import kernel_source
 from regraft.compiler.ir import printer
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import CPU, GPU, schedule
@@ -36,7 +36,10 @@ def texts(name):
     if name in SCHEDULED:
         yield "schedule", "\n".join(map(printer.kernel_text, kernels))
     yield "avx2", "\n".join(kernel_text(kernel, target("avx2")) for kernel in kernels)
-    yield "triton", "\n".join(kernel_source(kernel).text for kernel in schedule(program, target=GPU).kernels)
+    kernels = schedule(program, target=GPU).kernels
+    if name in SCHEDULED:
+        yield "launches", "\n".join(map(printer.kernel_text, kernels))
+    yield "triton", "\n".join(kernel_source(kernel).text for kernel in kernels)
 
 
 @with_pinned_torch

@@ -10,12 +10,12 @@ pytest.importorskip("triton")
 
 import torch
 
-from regraft.compiler.codegen.triton import build, kernel_source
+from regraft.compiler.codegen.triton import build
 from regraft.compiler.schedule import GPU, schedule
 
 from ....support.fake_cuda import with_fake_driver
 from ....support.lowering import lowered
-from ....support.triton_kernels import compile_for, interpret
+from ....support.triton_kernels import compile_for, interpret, kernel_source
 from .test_build import kernels_of
 
 PROGRAMS = {

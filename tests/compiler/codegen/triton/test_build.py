@@ -23,6 +23,7 @@ from regraft.compiler.codegen.triton.compiler import Cubin, Unit, begin_units, c
 from regraft.compiler.codegen.triton.errors import TritonFailed, TritonMissing
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import schedule
+from regraft.compiler.schedule.launches.kernel_launches import planned
 
 SOURCE = """
 import triton
@@ -53,7 +54,7 @@ def on_cuda(kernels):
 
 def kernels_of(function, *inputs, dynamic=False):
     module = trace(function, *inputs, dynamic=dynamic)
-    return on_cuda(schedule(lower(module, strict=True).program).kernels)
+    return on_cuda([planned(k, 132) for k in schedule(lower(module, strict=True).program).kernels])
 
 
 def refuse(*args):

@@ -10,9 +10,9 @@ pytest.importorskip("triton")
 
 import numpy as np
 import torch
-from support.triton_kernels import compile_for, interpreter, run_interpreted
+from support.triton_kernels import compile_for, interpreter, kernel_source, run_interpreted
 
-from regraft.compiler.codegen.triton.source import kernel_source, module_text
+from regraft.compiler.codegen.triton.source import module_text
 from regraft.compiler.ir.ops import OPS
 from regraft.compiler.ir.value import Const, Load, Op
 

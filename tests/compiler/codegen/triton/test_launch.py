@@ -19,6 +19,7 @@ from regraft.compiler.codegen.triton.driver import Driver, Function
 from regraft.compiler.codegen.triton.errors import TritonFailed
 from regraft.compiler.codegen.triton.launch import Convention, launcher
 from regraft.compiler.ir.index.index import Size
+from regraft.compiler.schedule.launches.kernel_launches import planned
 
 from ..cpp.test_reductions import fold_kernel
 from .test_build import kernels_of, on_cuda
@@ -166,7 +167,7 @@ def test_single_elements_may_lie_anywhere(driver):
 
 def test_sizes_follow_the_tensors_and_give_the_programs(driver):
     rows, columns = Size("rows", 0, None).index(), Size("columns", 0, None).index()
-    (kernel,) = on_cuda([fold_kernel("sum", torch.float32, rows, columns, True, dynamic=True)])
+    (kernel,) = on_cuda([planned(fold_kernel("sum", torch.float32, rows, columns, True, dynamic=True), 132)])
     (made,) = build([kernel])
     sizes = {"rows": 5000, "columns": 70}
     x, out = torch.zeros(5000 * 70), torch.zeros(5000)

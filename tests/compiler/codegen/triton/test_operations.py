@@ -6,9 +6,8 @@ pytest.importorskip("triton")
 
 import torch
 from support.thorough import one_row_in
-from support.triton_kernels import compile_for, compiles, interpret, run_interpreted
+from support.triton_kernels import compile_for, compiles, interpret, kernel_source, run_interpreted
 
-from regraft.compiler.codegen.triton import kernel_source
 from regraft.compiler.ir.ops import OPS
 from regraft.compiler.ir.value import Const, Load, Op
 

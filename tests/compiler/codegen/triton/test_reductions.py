@@ -8,11 +8,11 @@ pytest.importorskip("triton")
 
 import torch
 from support.thorough import one_row_in, takes_turns
-from support.triton_kernels import compiles, run_interpreted
+from support.triton_kernels import compiles, kernel_source, run_interpreted
 
-from regraft.compiler.codegen.triton import column_blocks, kernel_source, row_blocks
 from regraft.compiler.ir.index.index import Size
 from regraft.compiler.ir.interpreter import run_kernel
+from regraft.compiler.schedule.launches import column_blocks, row_blocks
 
 from ..cpp.test_reductions import CASES, SHAPES, close, elements, fold_kernel, whole
 

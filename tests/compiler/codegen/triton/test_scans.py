@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from support.lowering import trace
 from support.triton_kernels import compiles, interpreted_agrees, kernel_source
 
-from regraft.compiler.codegen.triton import row_blocks
-from regraft.compiler.codegen.triton.plan import kernel_launches
 from regraft.compiler.lowering import lower
 from regraft.compiler.lowering.ops import scans
 from regraft.compiler.schedule import GPU, schedule
+from regraft.compiler.schedule.launches import row_blocks
 
 NAN, INF = float("nan"), float("inf")
 
@@ -123,7 +122,7 @@ def test_short_scans_of_columns_have_many_in_a_program():
     (step,) = schedule(
         lower(trace(lambda x: x.cumsum(0), torch.randn(4, 1 << 18)), strict=True).program, target=GPU
     ).steps
-    (made,) = kernel_launches(step)
+    (made,) = step.launches
     assert (made.blocks.row_block, made.blocks.column_block) == (256, 4)
 
 

@@ -12,13 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regraft.compiler.codegen.triton import kernel_source
 from regraft.compiler.codegen.triton import shared_launch as shared
 from regraft.compiler.schedule import GPU, schedule
 
 from ....support.lowering import lowered
 from ....support.schedules import Builder, number, op
-from ....support.triton_kernels import compile_for, interpreted_agrees
+from ....support.triton_kernels import compile_for, interpreted_agrees, kernel_source
 
 
 def launches(sources):

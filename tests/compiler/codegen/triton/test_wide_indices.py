@@ -14,14 +14,13 @@ pytest.importorskip("triton")
 import torch
 from support import triton_kernels
 from support.lowering import trace
-from support.triton_kernels import compile_for, run_interpreted
+from support.triton_kernels import compile_for, kernel_source, run_interpreted
 
-from regraft.compiler.codegen.triton import kernel_source
 from regraft.compiler.codegen.triton.build import LaunchPlan, _for_reach
-from regraft.compiler.codegen.triton.iteration_space import largest
 from regraft.compiler.codegen.triton.launch import Convention
 from regraft.compiler.codegen.triton.source import KernelSource
 from regraft.compiler.ir.index.index import Size, Var, evaluate, least, most, number_text, quotient, remainder
+from regraft.compiler.ir.iteration_space import largest
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import GPU, schedule

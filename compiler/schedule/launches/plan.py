@@ -28,33 +28,30 @@ from itertools import combinations
 from typing import Any
 
 from ...gpu import HOPPER
-from ...ir.accesses import accesses, loop_variables, statements, updated, values
+from ...ir.accesses import accesses, loop_variables, nests, statements, updated, values
 from ...ir.dependence import Dependence
 from ...ir.examples import on_examples
 from ...ir.index import index as ix
 from ...ir.index.index import Var, mul
-from ...ir.kernel import Fold, Kernel, Loop, Statement, Update
+from ...ir.iteration_space import extent_of
+from ...ir.kernel import Fold, Loop, Statement, Update
+from ...ir.launch import Blocks, Launch
 from ...ir.reducers import REDUCERS, Reducer
 from ...ir.value import Result
-from ...schedule.affine import never_meet, proportional
+from ..affine import never_meet, proportional
 from .blocks import (
     POINTWISE,
     VECTOR,
     WARPS,
-    Blocks,
-    Launch,
     Memory,
     fitting,
     is_ragged,
-    peeled,
-    placed,
     power_of,
     programs_of,
     warps_of,
+    ways,
 )
 from .column_blocks import Columns, begin_anywhere, column_blocks, unrolled
-from .device import processors_of
-from .iteration_space import extent_of
 from .lanes import MOST, THREADS, Few, Lanes, elements_of, is_short
 from .line_blocks import NARROW, along
 from .row_blocks import SCANNED, Rows, held, more_rows, special_rows, whole_rows
@@ -70,13 +67,13 @@ _SECTOR = 32  # bytes that memory moves together
 _SMALL_TILE = 256  # elements of a tile of a transposition that is worth a program
 
 
-def launches(
+def candidates(
     body: Sequence[Statement],
     bytes_of: Mapping[str, int] | None = None,
     processors: int = HOPPER.processors,
     examples: Mapping[str, int] | None = None,
-) -> list[Launch]:
-    """The launches of a kernel's body, in order.
+) -> list[tuple[Launch, ...]]:
+    """The launches of a kernel's body, in order, each in all ways worth measuring, the one that is taken first.
 
     Args:
         body: the body of the kernel.
@@ -85,26 +82,30 @@ def launches(
         examples: likely sizes, by name; they only decide how large blocks are.
     """
     memory = Memory(bytes_of or {}, processors)
-    likely = on_examples(body, examples) if examples else tuple(body)
-    if not any(isinstance(s, Loop) and s.parallel for s in body):
-        return [replace(_reducing((), likely, memory), body=tuple(body))]
+    plan = _launch if any(isinstance(s, Loop) and s.parallel for s in body) else _reducing
     if not examples:  # numbers, or a count whose multiples are written apart
-        return [_launch(statement, memory) for statement in body]
-    pairs = zip(likely, body, strict=True)
-    return [placed(_launch(one, replace(memory, ragged=is_ragged(own))), own) for one, own in pairs]
+        return [plan(loops, inside, memory) for loops, inside in nests(body)]
+    made = []
+    for (loops, inside), (own, _) in zip(nests(on_examples(body, examples)), nests(body), strict=True):
+        found = plan(loops, inside, replace(memory, ragged=is_ragged(own)))
+        made.append(tuple(one.over(own) for one in found))
+    return made
 
 
-def kernel_launches(kernel: Kernel) -> list[Launch]:
-    """The launches of a kernel on its GPU, in order."""
-    bytes_of = {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params}
-    return launches(kernel.body, bytes_of, processors_of(kernel), dict(kernel.examples))
+def launches(
+    body: Sequence[Statement],
+    bytes_of: Mapping[str, int] | None = None,
+    processors: int = HOPPER.processors,
+    examples: Mapping[str, int] | None = None,
+) -> tuple[Launch, ...]:
+    """The launches that are taken; arguments as for `candidates`."""
+    return tuple(found[0] for found in candidates(body, bytes_of, processors, examples))
 
 
-def _launch(statement: Statement, memory: Memory) -> Launch:
-    loops, body = peeled(statement)
-    if not any(isinstance(s, Loop) for s in statements(body)):
-        return _pointwise(tuple(loops), body, memory)
-    return _reducing(tuple(loops), body, memory)
+def _launch(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memory) -> tuple[Launch, ...]:
+    if any(isinstance(s, Loop) for s in statements(body)):
+        return _reducing(loops, body, memory)
+    return _pointwise(loops, body, memory)
 
 
 def _loaded(body: Sequence[Statement], axes: Sequence[Collection[Var]], bytes_of: Mapping[str, int]) -> list[int]:
@@ -118,7 +119,7 @@ def _loaded(body: Sequence[Statement], axes: Sequence[Collection[Var]], bytes_of
 # -- without loops inside ---------------------------------------------------------------------------------------------
 
 
-def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memory) -> Launch:
+def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memory) -> tuple[Launch, ...]:
     across = _across(loops, body)
     if across is None:
         loaded = _loaded(body, (loops[:-1], loops[-1:]), memory.bytes_of)
@@ -129,13 +130,13 @@ def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memo
         for n, extent in zip(_TILE, (across.extent, extent_of(line)), strict=True)
     )
     if rows * columns <= _SMALL_TILE and len(loops) > 2:
-        return _thin(loops, across, columns, body, memory)
+        return _thin(loops, across, columns, memory)
     if programs_of(extent_of(loops), rows * columns) < memory.programs:
         rows, columns = min(rows, _TILE[0] // 2), min(columns, _TILE[1] // 2)
     outer = tuple(v for v in loops if v is not across and v not in line)
     tiles = [(rows, columns), (rows // 2, columns // 2), (rows // 2, columns), (rows, columns // 2)]
     made = [Blocks((across,), line, r, c, warps_of(r * c, 2)) for r, c in tiles if r and c]
-    return Launch(outer, made[0], body, tuple(made[1:]))
+    return ways(outer, made)
 
 
 def _line(loops: tuple[Var, ...], across: Var, body: tuple[Statement, ...]) -> tuple[Var, ...]:
@@ -152,13 +153,13 @@ def _line(loops: tuple[Var, ...], across: Var, body: tuple[Statement, ...]) -> t
     return line
 
 
-def _thin(loops: tuple[Var, ...], across: Var, columns: int, body: tuple[Statement, ...], memory: Memory) -> Launch:
+def _thin(loops: tuple[Var, ...], across: Var, columns: int, memory: Memory) -> tuple[Launch, ...]:
     """Tiles of a transposition whose rows are those of all loops but the innermost: along `across`, they are few."""
     lines = (*(v for v in loops[:-1] if v is not across), across)
     rows = fitting(max(_LANES, POINTWISE // columns), extent_of(lines), _LANES, memory.programs)
     sizes = [(rows, 1), (2 * rows, 2), (max(1, rows // 2), 1)]
     made = [Blocks(lines, loops[-1:], r, columns, warps_of(r * columns, each)) for r, each in sizes]
-    return Launch((), made[0], body, tuple(made[1:]))
+    return ways((), made)
 
 
 def _across(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Var | None:
@@ -208,27 +209,27 @@ def _is_long(var: Var) -> bool:
 # -- with loops inside ------------------------------------------------------------------------------------------------
 
 
-def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memory) -> Launch:
+def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memory) -> tuple[Launch, ...]:
     inner = [leaf for statement in body for leaf in _leaves(statement)]
     longest = max((power_of(extent_of(leaf)) for leaf in inner), default=1)
     total = extent_of(loops)
     if _has_scan(body) and _is_contiguous_along(loops, inner, body):
-        return _scanning(loops, body, longest, memory)
+        return _scanning(loops, longest, memory)
     if _compares_pairs(loops, inner, body, memory):
-        return _pairing(loops, body, longest, memory)
+        return _pairing(loops, longest, memory)
     if _is_contiguous_along(loops, inner, body):
         loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), memory.bytes_of)
         costly = len(loaded) > 1 or not _all_folds_are_simple(body) or not is_short(body)
         moments, narrow = any(info.costly for info in _reducers(body)), begin_anywhere(inner, body)
         stored = any(a.stored and any(a.inner in leaf for leaf in inner) for a in accesses(body))
         columns = Columns(total, longest, max(loaded, default=4), len(inner) > 1, moments, costly, narrow, stored)
-        return _with_blocks(loops, body, longest, column_blocks(columns, memory))
+        return _with_blocks(loops, longest, column_blocks(columns, memory))
     return _rows(loops, inner, body, longest, memory)
 
 
 def _rows(
     loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: tuple[Statement, ...], longest: int, memory: Memory
-) -> Launch:
+) -> tuple[Launch, ...]:
     """Rows that are contiguous in memory, whole or in steps."""
     total, once = extent_of(loops), len(inner) == 1
     loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), memory.bytes_of)
@@ -251,16 +252,14 @@ def _rows(
     if not (scan or fewer):
         whole = whole_rows(rows, block, narrow and len(loaded) == 1) if longest <= block and not moments else []
         made = [*special_rows(found, block, body, memory), *whole, *made]
-    return _with_blocks(loops, body, longest, made)
+    return _with_blocks(loops, longest, made)
 
 
-def _with_blocks(
-    loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, sizes: Sequence[tuple[int, int, int]]
-) -> Launch:
+def _with_blocks(loops: tuple[Var, ...], longest: int, sizes: Sequence[tuple[int, int, int]]) -> tuple[Launch, ...]:
     """A launch with blocks of those rows, columns and warps that fit, the best first."""
     most = power_of(extent_of(loops))
     made = [Blocks(loops, (), r, c, warps) for r, c, warps in sizes if 1 <= r <= most and 1 <= c <= longest]
-    return Launch((), made[0], body, tuple(made[1:]))
+    return ways((), made)
 
 
 def _are_windows(loops: tuple[Var, ...], inner: Sequence[tuple[Var, ...]], body: Sequence[Statement]) -> bool:
@@ -296,7 +295,7 @@ def _compares_pairs(
     return bool(inside) and fixed and all({*folded, loops[-1]} <= dependence.of(value) for value in values_of)
 
 
-def _pairing(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, memory: Memory) -> Launch:
+def _pairing(loops: tuple[Var, ...], longest: int, memory: Memory) -> tuple[Launch, ...]:
     """Tiles in which the elements of rows and those of columns are loaded once, and compared each with each.
 
     The lanes of a warp have a column each, and go through rows: they share the values of rows, and combine once, at
@@ -309,10 +308,10 @@ def _pairing(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, 
     columns = min(_PAIRS[1], longest)
     sizes = [(rows, columns, 1), (2 * rows, columns, 1), (rows, columns, 2), (rows // 2, columns, 1)]
     made = [Blocks(loops[-1:], (), r, c, max(1, r * e // _LANES)) for r, c, e in sizes]
-    return Launch(outer, made[0], body, tuple(made[1:]))
+    return ways(outer, made)
 
 
-def _scanning(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, memory: Memory) -> Launch:
+def _scanning(loops: tuple[Var, ...], longest: int, memory: Memory) -> tuple[Launch, ...]:
     """Scans across rows of memory: as few columns as memory moves together, or fewer if there are few programs.
 
     In a scan by Triton, each element is joined with one partial result of each warp: hence few warps. Short ones are
@@ -328,7 +327,7 @@ def _scanning(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int,
     sizes = [(rows, columns, each), (rows, columns, 2 * each), (2 * rows, columns, each), (rows, columns // 2, each)]
     sizes = [(r, c, e) for r, c, e in sizes if r <= power_of(extent_of(loops)) and c]
     made = [Blocks(loops, (), r, c, warps_of(r * c, e)) for r, c, e in sizes]
-    return Launch((), made[0], body, tuple(made[1:]))
+    return ways((), made)
 
 
 def _fewer_a_lane(

@@ -18,13 +18,13 @@ from ...ir.accesses import Access, accesses, values
 from ...ir.dependence import Dependence
 from ...ir.index.bounds import bounds
 from ...ir.index.index import Var, add, mul, terms
+from ...ir.iteration_space import is_indirect, number_of
 from ...ir.kernel import Statement
 from ...ir.ops import OPS
 from ...ir.value import Op
-from .iteration_space import is_indirect, number_of
+from ...ir.verify_launch import THREADS
 
 MOST = 8  # elements of a lane by default
-THREADS = 32  # threads of a warp
 _LINE = 128  # bytes of a line of the cache, of which a multiprocessor reads one in a cycle
 _WIDEST = 16  # bytes that a lane accesses at once
 _HIDDEN = 1.25  # lines that a warp reads in the time in which memory moves a byte for each of its lanes

@@ -7,12 +7,12 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.triton_kernels import compile_for, interpreted_agrees
+from support.triton_kernels import compile_for, interpreted_agrees, kernel_source
 
-from regraft.compiler.codegen.triton import kernel_source, plan
 from regraft.compiler.schedule import GPU
+from regraft.compiler.schedule.launches import plan
 
-from ..cpp.test_reductions import fold_kernel
+from ...codegen.cpp.test_reductions import fold_kernel
 
 TARGET = replace(GPU, busy=64, share=0, programs=128, lanes=16, chunk=64)
 aten = torch.ops.aten

@@ -1,5 +1,6 @@
 """What programs enumerate and how large blocks are: defaults, alternatives, and the memory accesses that follow."""
 
+import functools
 import re
 from dataclasses import replace
 
@@ -12,18 +13,26 @@ import torch.nn.functional as F
 from support.lowering import trace
 from support.schedules import SMALL_GPU
 from support.thorough import one_row_in
-from support.triton_kernels import compile_for, compiled, compiles, interpreted_agrees, run_interpreted, spilled
+from support.triton_kernels import (
+    compile_for,
+    compiled,
+    compiles,
+    interpreted_agrees,
+    kernel_source,
+    run_interpreted,
+    spilled,
+)
 
-from regraft.compiler.codegen.triton import candidates, kernel_source, launches, row_blocks, source
-from regraft.compiler.codegen.triton.plan import kernel_launches
 from regraft.compiler.ir.interpreter import run_kernel
 from regraft.compiler.ir.printer import kernel_text
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import GPU, schedule
+from regraft.compiler.schedule.launches import kernel_launches, row_blocks
+from regraft.compiler.schedule.launches.plan import candidates, launches
 from regraft.compiler.schedule.target import gpu
 
-from ..cpp.test_kernels import PROGRAMS
-from ..cpp.test_reductions import close, elements, fold_kernel, whole
+from ...codegen.cpp.test_kernels import PROGRAMS
+from ...codegen.cpp.test_reductions import close, elements, fold_kernel, whole
 
 R, S = torch.randn, torch.empty  # S: where sizes are all that counts
 F32, I64 = torch.float32, torch.int64
@@ -156,11 +165,10 @@ def test_long_rows_of_softmax_take_one_power_an_element():
 
 def test_candidates_begin_with_the_default_and_differ():
     for function, x in ((torch.exp, S(4096, 1024)), (lambda x: x.softmax(-1), S(2048, 1024)), (torch.t, S(999, 999))):
-        made = launch(lambda x, function=function: function(x).contiguous() + 1, x)
-        found = candidates(made)
-        assert found[0].blocks == made.blocks and 3 <= len(found) <= 6
-        assert len({one.blocks for one in found}) == len(found)
-        assert all(candidates(one) == (one,) for one in found)
+        (kernel,) = kernels(lambda x, function=function: function(x).contiguous() + 1, x)
+        (found,) = candidates(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
+        assert found[:1] == kernel.launches and 3 <= len(found) <= 6
+        assert len(set(found)) == len(found)
 
 
 NARROW = [
@@ -174,23 +182,20 @@ NARROW = [
 def test_every_candidate_computes_the_same(name, monkeypatch):
     function, *inputs = PROGRAMS[name]
     for pick in range(1, 5):
-        monkeypatch.setattr(
-            source, "kernel_launches", lambda kernel, pick=pick: [chosen(one, pick) for one in kernel_launches(kernel)]
-        )
+        monkeypatch.setattr(kernel_launches, "launches", functools.partial(picked, pick))
         interpreted_agrees(function, *inputs)
 
 
-def chosen(launch, pick):
-    found = candidates(launch)
-    return found[pick % len(found)]
+def picked(pick, *kernel):
+    return tuple(found[pick % len(found)] for found in candidates(*kernel))
 
 
 @pytest.mark.parametrize("along", [True, False])
 def test_so_do_those_of_reductions(along):
     made, x = fold_kernel("welford", F32, 19, 77, along), elements(F32, 19 * 77)
     expected = run_kernel(made, {"x": x})
-    (default,) = launches(made.body)
-    for one in candidates(default):
+    (found,) = candidates(made.body)
+    for one in found:
         text = kernel_source(made, [one]).text
         assert str(one.blocks.column_block) in text
         close(run_interpreted(made, {"x": x}, plans=[one]), expected, F32)
@@ -199,8 +204,9 @@ def test_so_do_those_of_reductions(along):
 def test_rows_of_which_lanes_would_load_too_much_come_in_blocks():
     """Sums of windows: nine loads an element, of 16 elements a lane."""
     (kernel,) = kernels(lambda x: F.avg_pool2d(x, 3, 1, 1).sum((1, 2, 3)), S(512, 32, 14, 14))
-    (made,) = launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
-    assert sizes(made.blocks) == (1, 512, 16) and (1, 2048, 8) in map(sizes, made.others)
+    (ways,) = candidates(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
+    made = ways[0]
+    assert sizes(made.blocks) == (1, 512, 16) and (1, 2048, 8) in [sizes(one.blocks) for one in ways]
     assert sizes(launch(lambda x: x.sum((1, 2, 3)), S(512, 32, 14, 14)).blocks) == (1, 8192, 8)
     assert not any(map(spilled, compiled(kernel_source(kernel, [made]), 90)))
 
@@ -318,7 +324,7 @@ def test_lanes_beside_each_other_store_short_rows():
         return torch.cat([rows, rows.flip(1)], 1), (rows > 0).sum(3)
 
     last = kernels(program, R(128, 3, 128, 12))[-1]
-    assert min(made.blocks.column_block for made in kernel_launches(last)) >= 12
+    assert min(made.blocks.column_block for made in last.launches) >= 12
     interpreted_agrees(program, R(4, 3, 8, 12))
 
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 import torch
 
-from ...ir.accesses import roots, statements
-from ...ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
-from ...ir.ops import OPS
-from ...ir.program import Reduction
-from ...ir.value import HALVES, Guarded, Load, Op, Result, Rewriter, Value, operands, walk
+from ..ir.accesses import roots, statements
+from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
+from ..ir.ops import OPS
+from ..ir.program import Reduction
+from ..ir.value import HALVES, Guarded, Load, Op, Result, Rewriter, Value, operands, walk
 
 
 def with_fast_functions(kernel: Kernel) -> Kernel:

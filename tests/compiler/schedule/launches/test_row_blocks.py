@@ -10,9 +10,9 @@ from support.lowering import trace
 from support.thorough import thorough
 from support.triton_kernels import interpreted_agrees
 
-from regraft.compiler.codegen.triton.plan import launches
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import GPU, schedule
+from regraft.compiler.schedule.launches.plan import launches
 
 HALF = torch.bfloat16
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from ...ir.index.bounds import bounds
-from ...ir.index.index import Atom, Index, Loaded, Quotient, Size, Var, add, atoms, most, mul, quotient
-from ...ir.program import Buffer
+from .index.bounds import bounds
+from .index.index import Atom, Index, Loaded, Quotient, Size, Var, add, atoms, most, mul, quotient
+from .program import Buffer
 
 _INT32 = 2**31 - 1
 

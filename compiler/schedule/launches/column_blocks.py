@@ -23,7 +23,7 @@ from ...ir.accesses import accesses
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var
 from ...ir.kernel import Statement
-from ...schedule.target import NARROWEST
+from ..target import NARROWEST
 from .blocks import FEWER_WARPS, POINTWISE, VECTOR, Memory, fitting, power_of, programs_of, warps_of
 from .lanes import MOST, THREADS, Few
 

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from support.lowering import trace
 from support.thorough import one_row_in
-from support.triton_kernels import compiled, compiles, interpreted_agrees, spilled
+from support.triton_kernels import compiled, compiles, interpreted_agrees, kernel_source, spilled
 
-from regraft.compiler.codegen.triton import candidates, kernel_source, launches
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import GPU, schedule
+from regraft.compiler.schedule.launches.plan import candidates, launches
 
 R, S = torch.randn, torch.empty  # S: where sizes are all that counts, so that nothing is written to memory
 
@@ -122,7 +122,8 @@ def test_thin_transpositions_take_the_rows_of_all_loops():
     (kernel,) = kernels(patches, S(8, 3, 224, 224))
     (made,) = planned(kernel)
     assert (made.blocks.row_block, made.blocks.column_block, made.outer) == (256, 4, ())
-    assert all(one.blocks.row_block >= 16 for one in candidates(made))
+    (ways,) = candidates(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
+    assert all(one.blocks.row_block >= 16 for one in ways)
     (wide,) = planned(kernels(lambda x: x.mT.contiguous(), S(8, 512, 512))[0])
     assert (wide.blocks.row_block, wide.blocks.column_block) == (64, 64) and wide.outer
 

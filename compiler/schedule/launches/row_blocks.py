@@ -20,9 +20,9 @@ from typing import Any
 from ...ir.accesses import accesses
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var
+from ...ir.iteration_space import extent_of
 from ...ir.kernel import Statement
 from .blocks import Memory, programs_of
-from .iteration_space import extent_of
 
 _PERSISTENT = 16384  # most elements of a row in registers
 SCANNED, _LOADED = 8192, 8192  # the same of a scan, here or across rows of memory; of several loads for each element

@@ -19,21 +19,11 @@ from typing import Any
 from ...ir.accesses import accesses
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var, add, mul
+from ...ir.iteration_space import extent_of, is_indirect, number_of
 from ...ir.kernel import Statement
-from ...schedule.target import NARROWEST
-from .blocks import (
-    FEWER_WARPS,
-    POINTWISE,
-    VECTOR,
-    Blocks,
-    Launch,
-    Memory,
-    fitting,
-    power_of,
-    programs_of,
-    warps_of,
-)
-from .iteration_space import extent_of, is_indirect, number_of
+from ...ir.launch import Blocks, Launch
+from ..target import NARROWEST
+from .blocks import FEWER_WARPS, POINTWISE, VECTOR, Memory, fitting, power_of, programs_of, warps_of, ways
 from .lanes import MOST, THREADS, Few, Lanes, elements_of, is_short, long_operations
 
 _LANES = 16  # fewest neighboring elements that an access should read
@@ -45,7 +35,7 @@ _TWICE, _MANY = 2, 4  # times that many programs from which on blocks are larger
 _SCATTERED = 256  # elements of a program that stores them anywhere
 
 
-def along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool, memory: Memory) -> Launch:
+def along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool, memory: Memory) -> tuple[Launch, ...]:
     """Lanes along the innermost loop, so that neighboring lanes access neighboring elements.
 
     If there are loops around one that is long enough, their variables, and values computed from them alone, are
@@ -55,11 +45,11 @@ def along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool, mem
     sizes = _sizes(loops, body, narrow, memory, bool(width))
     flat = [Blocks((), loops, 1, n, warps_of(n, each)) for n, each in sizes if 1 <= n <= power_of(total)]
     if not width:
-        return Launch((), flat[0], body, tuple(flat[1:]))
+        return ways((), flat)
     tiles = [(max(1, n // width), min(n, width), each) for n, each in sizes if n]
     tiles = [tile for tile in tiles if tile[0] <= power_of(extent_of(loops[:-1]))]
     made = [Blocks(loops[:-1], loops[-1:], r, c, warps_of(r * c, each)) for r, c, each in tiles]
-    return Launch((), made[0], body, (*made[1:], flat[0]))
+    return ways((), [*made, flat[0]])
 
 
 def _sizes(

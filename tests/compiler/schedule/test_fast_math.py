@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from support.triton_kernels import compile_for, interpreted_agrees, run_interpreted
 
-from regraft.compiler.codegen.triton.fast_math import fast_values, with_fast_functions
 from regraft.compiler.ir.value import Load, Op
+from regraft.compiler.schedule.fast_math import fast_values, with_fast_functions
 
-from ..cpp.test_operations import flat_buffer, loop_kernel
-from .test_plan import kernels
+from ..codegen.cpp.test_operations import flat_buffer, loop_kernel
+from .launches.test_plan import kernels
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 R = torch.randn
@@ -115,7 +115,7 @@ def test_special_values_are_eagers(name):
 
 
 def test_they_compile():
-    from regraft.compiler.codegen.triton import kernel_source
+    from support.triton_kernels import kernel_source
 
     for function in FAST.values():
         for kernel in kernels(function, R(512, 4096).bfloat16()):
