@@ -122,6 +122,8 @@ def wants_whole_graph() -> bool:
         frame = InstructionTranslator.current_tx()
     except AttributeError:
         return True
+    if frame is None:  # torch 2.11 raises nothing outside of Dynamo
+        return True
     return bool(frame.one_graph or getattr(frame, "error_on_graph_break", False))
 
 
