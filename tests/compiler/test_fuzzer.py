@@ -17,12 +17,14 @@ from support.fuzzer.program import load, widened
 from support.fuzzer.runner import Seen, _observed, _others, _reads_out_of_bounds, check, placed
 from support.fuzzer.shrink import _smaller, shrink
 from support.fuzzer.values import Inputs
+from support.versions import OLD_TORCH
 
 from regraft.compiler.lowering.core import LOWERINGS
 
 CORPUS = sorted((Path(__file__).parent.parent / "corpus").glob("*.py"))
 PLANTED = """
 import torch
+from support.versions import OLD_TORCH
 
 HOW = {"dynamic": True, "grad": False, "mode": "", "autocast": "", "capture": False, "options": {}}
 CALLS = 1
@@ -51,7 +53,8 @@ def own_cache(tmp_path):
 @pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.stem)
 def test_programs_of_the_corpus_agree(file):
     verdict = check(file.read_text(encoding="utf-8"))
-    assert verdict.outcome == "agree", verdict.failure
+    known = ("agree", "torch") if OLD_TORCH and file.stem == "hooks" else ("agree",)  # its hooks of views raise
+    assert verdict.outcome in known, verdict.failure
 
 
 def test_programs_are_the_same_for_the_same_seed():

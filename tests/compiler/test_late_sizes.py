@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from support.symbols import check
 from support.thorough import one_row_in, takes_turns
+from support.versions import OLD_TORCH, not_in_old_torch
 
 import regraft
 
@@ -68,7 +69,8 @@ def test_sizes_that_the_program_makes_known(program):
             torch.testing.assert_close(compiled(X, mask, W), program(X, mask, W), equal_nan=True)
     assert not cov.fallbacks
     kept = {call.operator: call.message for graph in cov.graphs for code in graph.code for call in code.kept}
-    assert not [name for name in kept if name not in KEPT and "assert" not in name and "mm" not in name], kept
+    known = {*KEPT, "aten.slice.Tensor"} if OLD_TORCH else KEPT  # slices whose sizes it does not tell
+    assert not [name for name in kept if name not in known and "assert" not in name and "mm" not in name], kept
 
 
 @one_row_in(2)
@@ -221,6 +223,7 @@ def test_sizes_of_equal_calls_are_one(function):
             torch.testing.assert_close(*(torch.autograd.grad(z.sum(), w)[0] for z, w in ((ours, x), (theirs, y))))
 
 
+@not_in_old_torch("asks for what it cannot know of such sizes in strict mode, in AOTAutograd")
 def test_backward_with_a_read_number_times_a_symbolic_size():
     """The gradient's size is a product of the number that the program read and a size: the number is their quotient."""
 

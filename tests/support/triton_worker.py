@@ -138,6 +138,9 @@ def _patch() -> None:
         return dot(self, _widened(a), _widened(b), *rest)
 
     interpreter.InterpreterBuilder.create_dot = multiply
+    # Triton 3.6 gives NaN for one NaN, where GPUs give the number unless NaN is asked for.
+    interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
+    interpreter.InterpreterBuilder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
     combine = interpreter.InterpreterBuilder.create_atomic_rmw
 
     def combine_halves(self, operation, pointers, values, mask, *rest):

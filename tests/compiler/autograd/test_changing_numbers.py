@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from support.thorough import one_row_in
+from support.versions import not_in_old_torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 CALLS = {
@@ -92,6 +93,7 @@ OPTIMIZERS = {
 
 
 @one_row_in(2)
+@not_in_old_torch("guards on the values of some optimizers' learning rates")
 @pytest.mark.parametrize(("kind", "foreach"), [("sgd", True), ("rmsprop", False), ("adamw", True)])
 def test_schedulers_do_not_recompile_a_step(kind, foreach):
     torch._dynamo.reset()

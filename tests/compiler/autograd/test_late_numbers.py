@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.thorough import thorough
+from support.versions import OLD_TORCH
 
 import regraft
 
@@ -63,7 +64,8 @@ def held(program, given):
                     (result * torch.linspace(0.5, 1, result.numel()).view_as(result)).sum().backward()
                     seen.append([result.detach(), x.grad])
                 torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-4, equal_nan=True)
-    assert not found.fallbacks and not found.faults
+    assert not found.faults
+    assert OLD_TORCH or not found.fallbacks  # 2.11 compiles powers of numbers by the sizes
 
 
 @pytest.mark.parametrize("name", [thorough(name) if name in REPEATED else name for name in SIZED])

@@ -16,6 +16,7 @@ from transformers.cache_utils import StaticCache
 from regraft.compiler.codegen import generate
 from regraft.compiler.ir.program import Definition
 from regraft.compiler.lowering import lower
+from regraft.compiler.lowering.agreement import hold_sizes
 from regraft.compiler.schedule import check_schedule, gpu, schedule
 from regraft.compiler.schedule.target import CPU
 
@@ -135,6 +136,7 @@ def test_symbolic_sizes() -> None:
         return x.sum(-1)
 
     module = trace(step, cache(), AT, rows(2), dynamic=True)
+    hold_sizes(module)
     assert len(lower(module, strict=True).written) == 1
 
 

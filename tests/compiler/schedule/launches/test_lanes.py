@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from support.lowering import trace
 from support.thorough import one_row_in
 from support.triton_kernels import compiled, compiles, interpreted_agrees, kernel_source, spilled
+from support.versions import OLD_TRITON
 
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import GPU, schedule
@@ -109,7 +110,7 @@ def test_long_code_is_written_out_once_a_lane():
     """Twelve waves of each element: with 8 elements per lane, their code takes registers and instruction caches."""
     (kernel,) = kernels(fourier, S(16384, 3))
     (made,) = compiled(kernel_source(kernel), 90)
-    assert not spilled(made)
+    assert spilled(made) <= (32 if OLD_TRITON else 0)
     assert elements(fourier, S(16384, 3)) == 1
 
 

@@ -12,6 +12,7 @@ import torch
 from support.thorough import one_row_in
 from support.triton_gemm import found_in, interpreted, on_gpu
 from support.triton_kernels import compiled, spilled
+from support.versions import OLD_TRITON
 from torch.nn import functional as F
 
 from regraft.compiler.gpu import HOPPER
@@ -94,7 +95,7 @@ def test_weights_do_not_go_through_shared_memory(kind: str) -> None:
     for tile in [tile for tile in gemm_tiles(product, HOPPER, 12) if tile.by_lanes and not tile.cores][:2]:
         (made,) = compiled(gemm_triton(product, tile, 132), 90)
         # Sums of lanes do, once.
-        assert made.asm["ptx"].count("st.shared") <= tile.columns and not spilled(made)
+        assert made.asm["ptx"].count("st.shared") <= tile.columns * (2 if OLD_TRITON else 1) and not spilled(made)
         assert made.asm["ptx"].count("prmt.b32") >= tile.columns * tile.depth // (32 * tile.warps)
 
 

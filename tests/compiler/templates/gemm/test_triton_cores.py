@@ -12,6 +12,7 @@ import torch
 from support.thorough import one_row_in, takes_turns
 from support.triton_gemm import found_in, interpreted, on_gpu
 from support.triton_kernels import compiled, spilled
+from support.versions import OLD_TRITON
 from torch.nn import functional as F
 
 from regraft.compiler.codegen.triton import KernelSource
@@ -114,7 +115,7 @@ def checked(source: KernelSource, capability: int) -> None:
     (made,) = compiled(source, capability)
     check_layouts(made.asm["ttgir"])
     assert "mma.sync" in made.asm["ptx"] and not spilled(made)
-    assert made.asm["ptx"].count("st.shared") <= 4  # sums of warps
+    assert made.asm["ptx"].count("st.shared") <= (8 if OLD_TRITON else 4)  # sums of warps
 
 
 @one_row_in(2)

@@ -15,6 +15,7 @@ from support.template_oracle import Fastest, run_pass, with_fake_hopper
 from support.thorough import one_row_in, takes_turns
 from support.triton_gemm import agrees, found_in, near, on_gpu, run
 from support.triton_kernels import compiled, spilled
+from support.versions import OLD_TRITON
 from torch.nn import functional as F
 
 from regraft.compiler.gpu import AMPERE, HOPPER, Gpu
@@ -165,7 +166,7 @@ def test_offered_tiles_compile_and_spill_nothing(sizes: tuple[int, int, int], gp
     for tile in gemm_tiles(product, gpu, 2):
         for made in compiled(gemm_triton(product, tile, gpu.processors), gpu.capability):
             assert made.metadata.shared <= gpu.shared_bytes
-            assert spilled(made) <= 16
+            assert spilled(made) <= (32 if OLD_TRITON else 16)
 
 
 def test_reads_of_weights_are_wide() -> None:

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from support.versions import release
 
 from regraft.compiler.tools.targets.hugging_face import _require_settings, _smaller
 from regraft.compiler.tools.targets.load import load
@@ -241,6 +242,7 @@ def test_a_pair_of_images():
     assert target.kwargs["pixel_values"].shape[1] == 2 and run(target) is not None
 
 
+@pytest.mark.skipif(release("transformers") < (5, 20), reason="transformers 5.17 refuses its own default")
 def test_a_model_that_takes_a_part_of_the_configuration():
     assert run(load("hf:musicgen", **SMALL, seq=8)) is not None
 
