@@ -25,10 +25,12 @@ from ..rewrites.graph import rank
 from ..rewrites.profit import Question
 from ..rewrites.rule import Rule
 from ..rewrites.switches import KINDS
+from ..rewrites.views import renew_written_views
 from .autograd.differentiate import BEFORE as CHANGES_BEFORE
 from .autograd.seed_dropout import seed_calls
 from .capture.checkpoints import inline_bodies
 from .codegen.generate import begin_kernels
+from .freezing.fold import fold
 from .lowering.agreement import hold_sizes
 from .options.checks import check_name
 from .passes.align_rows import align_rows
@@ -125,6 +127,10 @@ def _mark_weights(graph: fx.GraphModule, context: Context) -> None:
 
 def _begin_freezing(graph: fx.GraphModule, context: Context) -> None:
     context.freezer.begin(graph)
+
+
+def _finish_freezing(graph: fx.GraphModule, context: Context) -> int:
+    return int(context.freezer.finish(graph))
 
 
 def _simplify_sdpa_masks(graph: fx.GraphModule, context: Context) -> dict[str, int]:
@@ -252,6 +258,10 @@ CAPTURED = (
     Pass(
         "sdpa_four_dims", _sdpa_in_four_dims, (ON_CUDA,), source=sdpa_in_four_dims, seconds="masks", numerics=_DIFFER
     ),
+    # What the others have replaced is what views look at.
+    Pass(
+        "written_views", lambda graph, _: renew_written_views(graph.graph), source=renew_written_views, required=True
+    ),
 )  # fmt: skip
 PROGRAM_RULES = (_rules("forward"),)
 
@@ -363,6 +373,7 @@ LOWERED = (
         "linear-template", _fuse_gemm, (INFERENCE, NOT_ON_CUDA, PRODUCTS), seconds="templates", doc=_ON_CPUS,
         family="linear-kernel", candidates=("generated", "generated_few_rows"), numerics=_DIFFER, drawn=True,
     ),
+    Pass("fold_weights", _finish_freezing, (INFERENCE, FROZEN), source=fold, seconds="freeze"),
 )  # fmt: skip
 
 BODY = (

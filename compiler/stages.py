@@ -24,7 +24,6 @@ from ..rewrites.sizes import sizes_unread
 from ..rewrites.snapshot import regions_by_name, snapshot
 from ..rewrites.switches import allowed, changing
 from ..rewrites.verifier import verify_graph
-from ..rewrites.views import renew_written_views
 from .autograd.differentiate import GraphKind
 from .autograd.joint_graph import incoming_gradients
 from .capture.checkpoints import captured_bodies
@@ -94,7 +93,6 @@ class Stages:
     def rewrite_program(self, graph_module: fx.GraphModule) -> None:
         """Rewrite a captured graph."""
         self._run(CAPTURED, graph_module, "program")
-        self._do(renew_written_views, graph_module.graph)
         self._backends_throughout = backends_throughout(graph_module)
         self._run(PROGRAM_RULES, graph_module, "program")
         for call, body in captured_bodies(graph_module):
@@ -132,21 +130,15 @@ class Stages:
         if self._desugars and kind != "inference":
             self.rewrite_desugared(graph_module, kind)
         self._run(LOWERED, graph_module, kind)
-        return self._frozen(graph_module, self._freezer if kind == "inference" else None)
+        if self._freezer is None or kind != "inference":
+            return _as_it_is
+        self._record.details["freezing"] = self._freezer.counts
+        return self._freezer.protected
 
     def lower_body(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
         """Rewrite a graph that control flow calls, as if it were a whole program."""
         self.rewrite_desugared(graph_module, kind)
         self._run(BODY, graph_module, kind)
-
-    def _frozen(self, graph_module: fx.GraphModule, freezer: Freezer | None) -> Callable[[Boxed], Boxed]:
-        """Compute what follows from frozen weights; returns a wrapper for the call."""
-        if freezer is None:
-            return _as_it_is
-        with self._record.timed("freeze"):
-            protected = self._do(freezer.finish, graph_module, name="freeze", default=_as_it_is)
-        self._record.details["freezing"] = freezer.counts
-        return protected
 
     # -- the runner ----------------------------------------------------------------------------------------------------
 

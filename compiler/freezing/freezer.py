@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class Freezer:
         self._weights: dict[fx.Node, torch.Tensor] = {}
         self.counts: dict[str, int] = {}
         self.folded: Folded | None = None
+        self._guard: Guard | None = None
 
     def mark(self, graph_module: fx.GraphModule) -> None:
         """Mark the weights of the captured graph for the rules that run before autograd, in place."""
@@ -56,19 +57,21 @@ class Freezer:
         for node in self._weights:
             node.meta[FROZEN] = True
         _mark_constants(graph_module)
-        self.counts = {"weights": len(self._weights)}
+        self.counts, self.folded, self._guard = {"weights": len(self._weights)}, None, None
 
-    def finish(self, graph_module: fx.GraphModule) -> Callable[[Boxed], Boxed]:
-        """Fold what follows from weights, after the rules, in place; returns what to wrap the compiled graph in."""
+    def finish(self, graph_module: fx.GraphModule) -> int:
+        """Fold what follows from weights, after the rules, in place; returns the number of constants."""
         packed = [_packing(node) for node in graph_module.graph.nodes]
         self.counts |= {name: packed.count(name) for name in _PACKING.values()}
         folded = self.folded = fold(graph_module, self._weights)
-        if folded is None:
-            self.counts |= {"constants": 0, "bytes": 0}
-            return lambda call: call
-        self.counts |= {"constants": len(folded.constants), "bytes": folded.nbytes}
-        guard = Guard(folded)
-        return lambda call: guarded(call, guard)
+        self._guard = Guard(folded) if folded is not None else None
+        found = (len(folded.constants), folded.nbytes) if folded is not None else (0, 0)
+        self.counts |= dict(zip(("constants", "bytes"), found, strict=True))
+        return found[0]
+
+    def protected(self, call: Boxed) -> Boxed:
+        """The call of the compiled graph, which notices weights that have changed."""
+        return call if self._guard is None else guarded(call, self._guard)
 
 
 def _mark_constants(graph_module: fx.GraphModule) -> None:

@@ -1,13 +1,19 @@
 """The list of passes: complete, described, and shown."""
 
 import ast
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
 import torch
+from torch import fx
+from torch.utils.checkpoint import checkpoint
 
 import regraft
 from regraft.compiler import pipeline
 from regraft.compiler.passes import registry
+from regraft.compiler.stages import Stages
+from regraft.rewrites.purity import storages
 
 # Modules of `passes/` that are no passes: what runs and describes them, and what several of them ask.
 NO_PASSES = {"__init__", "registry", "containment", "zeros", "conv_layout_cost", "layout_ends"} | {
@@ -57,6 +63,99 @@ def test_graphs_are_checked_after_each_pass_under_verify(monkeypatch):
     with regraft.coverage() as cov, torch.no_grad():
         run(torch.randn(4))
     assert len(checked) == sum(bool(run.changes) for run in cov.graphs[0].passes) > 0
+
+
+class Watch:
+    """Compares graphs between the passes of one compilation with how the last pass left them.
+
+    Args:
+        monkeypatch: replaces the methods of `Stages` that the compilation calls, and the one that runs a pass.
+    """
+
+    ENTRIES = ("rewrite_program", "rewrite_desugared", "change_before", "prepare", "lower", "lower_body")
+
+    def __init__(self, monkeypatch):
+        self.changed, self.passes = [], set()
+        self._known = {}
+        for name in (*self.ENTRIES, "_run_one"):
+            monkeypatch.setattr(Stages, name, self._watched(name, getattr(Stages, name)))
+
+    def _watched(self, name, method):
+        def run(stages, *args):
+            graph = next(arg for arg in args if isinstance(arg, fx.GraphModule)).graph
+            self._compare(graph, f"before {name}")
+            made = method(stages, *args)
+            if name == "_run_one":
+                self.passes.add(args[0].name)
+                self._known[graph] = state(graph)
+            self._compare(graph, f"in {name}")
+            return made
+
+        return run
+
+    def _compare(self, graph, where):
+        found = state(graph)
+        if self._known.setdefault(graph, found) != found:
+            self.changed.append(where)
+            self._known[graph] = found
+
+
+def state(graph):
+    """What a graph computes, and the memory that its metadata says values have."""
+    return [(node.name, node.op, node.target, str(node.args), str(node.kwargs), storages(node)) for node in graph.nodes]
+
+
+def views_of_bags(w, i):
+    bag = torch.nn.functional.embedding_bag(i, w, mode="sum")
+    bag[:, 0].zero_()
+    return bag
+
+
+def checkpointed(w, i):
+    return checkpoint(lambda w: (w @ w.mT).softmax(-1) @ w, w, use_reentrant=False).sum()
+
+
+def branching(w, i):
+    return torch.cond(i.sum() > 3, torch.sin, torch.cos, (w,)) + torch.ones(4)
+
+
+def trained(w, i):
+    return torch.nn.functional.dropout(w.relu(), 0.5)[i[0]].sum()
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("function", [views_of_bags, checkpointed, branching, trained])
+def test_passes_alone_change_graphs(function, training, monkeypatch):
+    watch = Watch(monkeypatch)
+    w, i = torch.randn(6, 4, requires_grad=training), torch.tensor([[0, 2], [1, 1]])
+    with torch.set_grad_enabled(training):
+        made = torch.compile(function, backend="regraft")(w, i)
+    if training:
+        made.sum().backward()
+    assert not watch.changed and "written_views" in watch.passes
+
+
+def test_so_do_those_that_fold_weights(monkeypatch):
+    watch = Watch(monkeypatch)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)).eval()
+    with torch.no_grad():
+        torch.compile(model, backend="regraft", options={"freezing": True})(torch.randn(2, 4))
+    assert not watch.changed and "fold_weights" in watch.passes
+
+
+def test_changes_outside_of_passes_are_seen(monkeypatch):
+    """By the tests above: planted between two passes."""
+
+    def planted(graph_module):
+        nodes = graph_module.graph
+        with nodes.inserting_before(nodes.find_nodes(op="output")[0]):
+            nodes.call_function(torch.ops.aten.neg.default, (next(iter(nodes.nodes)),))
+
+    monkeypatch.setattr("regraft.compiler.stages.backends_throughout", planted)
+    watch = Watch(monkeypatch)
+    with torch.no_grad(), suppress(Exception):
+        torch.compile(lambda x: x.sin().cumsum(0) * 5, backend="regraft")(torch.randn(6, 4))
+    assert watch.changed == ["before _run_one"]
 
 
 def test_a_pass_says_why_it_does_not_run_and_what_it_leaves():
