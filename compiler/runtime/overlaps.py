@@ -2,16 +2,17 @@
 
     x, y = t[0:5], t[3:8]      x.add_(1); y + 1      compiled; with t[0:5] and t[4:9] it runs as it was written
     x, y = t[0:5], u[0:5]      x.add_(1); y + 1      compiled; with t[0:5] and t[3:8] it runs as it was written
+    x, y = t[0:5], t[5:9]      x.add_(1); y + 1      the same
 
 Where one of them is written, AOTAutograd makes one tensor of them, and of it the inputs again, at the offsets that it
-has seen. Dynamo guards that they overlap in some way, not in which; and nothing at all where each had its own memory.
+has seen. Dynamo guards that they overlap in some way, not in which; and nothing at all where they did not overlap.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from itertools import combinations
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -66,19 +67,22 @@ def places_of(program: fx.GraphModule, inputs: Sequence[Any]) -> list[_Place]:
 
 
 def apart_from_written(program: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
-    """Inputs one of which the program may write to, each with memory of its own that no module or optimizer holds."""
+    """Inputs that do not overlap, and that no module or optimizer holds, if the program may write to one of them.
+
+    Of inputs that do overlap, the first stands for all: they stay where they are, or the program runs as written.
+    """
     placeholders = program.graph.find_nodes(op="placeholder")
-    found: dict[int, int] = {}
+    free = [k for k, node in enumerate(placeholders[: len(inputs)]) if not compat.is_held(node)]
     try:
-        for number, (node, x) in enumerate(zip(placeholders, inputs, strict=False)):
-            if isinstance(x, torch.Tensor) and x.layout == torch.strided and not compat.is_held(node):
-                found.setdefault(storage_key(x), number)
+        memories = _by_memory(inputs, free)
+        together = _shared(inputs)
+        found = sorted(k for own in memories for k in (own[:1] if own in together else own))
         written = _memories_written(program)
     except (RuntimeError, NotImplementedError):  # tensors without memory of their own
         return []
-    memories = [_seen(placeholders[k]) for k in found.values()]
-    touched = written is None or any(x is None or storage_key(x) in written for x in memories)
-    return list(found.values()) if len(found) > 1 and touched else []
+    seen = [_seen(placeholders[k]) for k in found]
+    touched = written is None or any(x is None or storage_key(x) in written for x in seen)
+    return found if len(found) > 1 and touched else []
 
 
 def _memories_written(program: fx.GraphModule) -> set[int] | None:
@@ -117,23 +121,32 @@ def _is_torchs(target: Any) -> bool:
 
 def _shared(inputs: Sequence[Any]) -> list[list[int]]:
     """The inputs of each memory in which some of them overlap."""
+    return [own for own in _by_memory(inputs, range(len(inputs))) if _overlap([inputs[k] for k in own])]
+
+
+def _by_memory(inputs: Sequence[Any], numbers: Iterable[int]) -> list[list[int]]:
+    """Those of the inputs with these numbers that have memory, one list for each memory."""
     found: dict[int, list[int]] = {}
-    for number, x in enumerate(inputs):
+    for number in numbers:
+        x = inputs[number]
         if isinstance(x, torch.Tensor) and x.layout == torch.strided:
             found.setdefault(storage_key(x), []).append(number)
-    return [own for own in found.values() if any(_overlap(inputs[a], inputs[b]) for a, b in combinations(own, 2))]
+    return list(found.values())
 
 
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the ranges of memory that two tensors reach over have a part in common."""
-    (first, last), (begin, end) = _range(a), _range(b)
-    return first <= end and begin <= last
+def _overlap(own: Sequence[torch.Tensor]) -> bool:
+    """Whether the ranges of one memory that two of these tensors reach over have a part in common."""
+    ranges = sorted(map(_range, own)) if len(own) > 1 else []
+    ends = accumulate((end for _, end in ranges), max)
+    return any(begin < end for end, (begin, _) in zip(ends, ranges[1:], strict=False))
 
 
 def _range(x: torch.Tensor) -> tuple[int, int]:
+    """The first byte, and the one behind the last."""
     first = hint(x.storage_offset()) or 0
     steps = zip(map(hint, x.shape), map(hint, x.stride()), strict=True)
-    return first, first + sum(max((size or 1) - 1, 0) * (stride or 0) for size, stride in steps)
+    last = first + sum(max((size or 1) - 1, 0) * (stride or 0) for size, stride in steps)
+    return first * x.itemsize, (last + 1) * x.itemsize
 
 
 def _lies(x: torch.Tensor, first: torch.Tensor, offset: int) -> bool:

@@ -45,6 +45,31 @@ def test_only_inputs_that_overlap_and_may_be_written_are_looked_at():
 
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("first", [(0, 5), (8, 0)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_inputs_that_lay_apart_in_one_memory(name, first, dynamic):
+    """AOTAutograd takes them for independent ones, and nobody guards that they do not overlap."""
+    torch.compiler.reset()
+    function = FUNCTIONS[name]
+    compiled = torch.compile(function, backend="regraft", dynamic=dynamic)
+    for place in [first, *PLACES]:
+        own, eager = _given(*place), _given(*place)
+        torch.testing.assert_close(compiled(*own), function(*eager))
+        torch.testing.assert_close(own, eager)
+
+
+def test_memory_is_counted_in_bytes():
+    """Eight bytes of the first input are at 0 to 8, those of the second at 8 to 16, and at 4 to 12 in a later call."""
+    memory, function = torch.arange(16.0), lambda x, y: (x.mul_(2), y + 1)[1]
+    compiled = torch.compile(function, backend="regraft")
+    for begin in (4, 2):
+        own, eager = memory.clone(), memory.clone()
+        ours = compiled(own[:2], own.view(torch.int16)[begin : begin + 4])
+        assert torch.equal(ours, function(eager[:2], eager.view(torch.int16)[begin : begin + 4]))
+
+
+@takes_turns("dynamic")
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_inputs_that_had_memory_of_their_own(name, dynamic):
     torch.compiler.reset()
@@ -72,4 +97,7 @@ def test_only_inputs_beside_a_written_one_are_looked_at():
     torch.compile(lambda x, y: x[0].add_(y), backend=backend)(x, y[0])
     torch.compile(lambda x, y: torch.sin(y, out=x), backend=backend)(x, y)
     torch.compile(lambda x, y: x.add_(norm.weight), backend=backend)(x, y)
-    assert seen == [[], [], [0, 1], [0, 1], []]
+    torch.compile(lambda x, y, z: x.add_(y * z), backend=backend)(*torch.ones(2, 5), torch.ones(5))
+    overlapping = torch.ones(8)
+    torch.compile(lambda x, y, z: x.add_(y * z), backend=backend)(overlapping[:5], overlapping[3:], torch.ones(5))
+    assert seen == [[], [], [0, 1], [0, 1], [], [0, 1, 2], [0, 2]]
