@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from regraft.rewrites.index import Index
+from regraft.rewrites.index import RuleIndex
 from regraft.rewrites.matcher import Matcher
 from regraft.rewrites.mirror import Mirror
 from regraft.rewrites.rule import Rule, register_pattern
@@ -70,7 +70,7 @@ def _declare(i: int, function: Callable[..., torch.Tensor]) -> Rule:
 
 def match_all(rules: list[Rule], graph: fx.Graph) -> int:
     """What one sweep of the driver asks of the matcher; how many matches there are."""
-    index = Index(rules, graph)
+    index = RuleIndex(rules, graph)
     return sum(1 for node in graph.nodes for rule in index.candidates(node) for _ in Matcher(rule).match(node))
 
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from regraft.compiler.tools.targets.load import load
-from regraft.compiler.tools.targets.target import Target
+from regraft.compiler.tools.targets.target import ModelWithInputs
 
 
 @dataclass
@@ -50,7 +50,7 @@ def first_tensor(out: Any) -> torch.Tensor:
     return next(x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point())
 
 
-def start(target: Target, backend: str) -> Run:
+def start(target: ModelWithInputs, backend: str) -> Run:
     """Compile (unless eager) and call once."""
     torch.compiler.reset()
     model = target.model if backend == "eager" else torch.compile(target.model, backend=backend)

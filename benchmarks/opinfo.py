@@ -98,13 +98,13 @@ def _prepare_gpu() -> None:
 
     import torch
 
-    from regraft.compiler.codegen.triton.compile_pool import Pool
+    from regraft.compiler.codegen.triton.compile_pool import CompilePool
 
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device")
     # Torch's test helpers, which have the operators, forbid to assign these.
     torch.backends.cudnn.set_flags(_deterministic=True, _allow_tf32=False)
-    one = Pool(1)
+    one = CompilePool(1)
     importlib.import_module("regraft.compiler.codegen.triton.compiler").pool = lambda: one  # type: ignore[attr-defined]
 
 

@@ -18,7 +18,7 @@ from ..rewrites.rule import Candidate
 from ..rewrites.symbolic import known, known_equal
 from .attention_guards import compute_dtype
 from .attention_kernels import (
-    Attention,
+    AttentionOperands,
     Heads,
     device_of,
     head_size,
@@ -41,7 +41,7 @@ _CUDNN_HEAD = 128
 _FLASH_HEAD = 256
 
 
-def _heads(attention: Attention) -> Heads:
+def _heads(attention: AttentionOperands) -> Heads:
     """The operands of a kernel that takes a mask; in training they have no hidden rows."""
     heads = attention.heads()
     if heads.mask is None or attention.training or attention.absorbing == -torch.inf:
@@ -62,7 +62,7 @@ def _kernel_mask(heads: Heads) -> torch.Tensor | None:
 
 def cudnn(*operands: Any, **derived: Any) -> torch.Tensor:
     """cuDNN's fused attention."""
-    attention = Attention(*operands, **derived)
+    attention = AttentionOperands(*operands, **derived)
     heads = _heads(attention)
     q, k, v, mask = heads.query, heads.key, heads.value, _kernel_mask(heads)
     out = aten._scaled_dot_product_cudnn_attention(
@@ -73,7 +73,7 @@ def cudnn(*operands: Any, **derived: Any) -> torch.Tensor:
 
 def flash(*operands: Any, **derived: Any) -> torch.Tensor:
     """FlashAttention-2, which supports the causal mask only."""
-    attention = Attention(*operands, **derived)
+    attention = AttentionOperands(*operands, **derived)
     heads = attention.heads()
     out = aten._scaled_dot_product_flash_attention(
         heads.query, heads.key, heads.value, attention.p or 0.0, attention.causal, False, scale=heads.factor
@@ -83,7 +83,7 @@ def flash(*operands: Any, **derived: Any) -> torch.Tensor:
 
 def efficient(*operands: Any, **derived: Any) -> torch.Tensor:
     """The memory-efficient kernel, whose mask must have the shape of the scores and aligned rows."""
-    attention = Attention(*operands, **derived)
+    attention = AttentionOperands(*operands, **derived)
     heads = _heads(attention)
     q, k, v, mask = heads.query, heads.key, heads.value, _kernel_mask(heads)
     spread = None if mask is None else _aligned(mask).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])

@@ -46,7 +46,7 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionOperands:
     """The operands of a match, by their names in the pattern: tensors, numbers, or None for missing optional parts."""
 
     query: Any
@@ -205,7 +205,7 @@ def row_factor(query: torch.Tensor | None, mask: torch.Tensor | None, empty_rows
     return factor
 
 
-def keep_nan(attention: Attention, out: torch.Tensor, heads: Heads, *, shows_nan: bool) -> torch.Tensor:
+def keep_nan(attention: AttentionOperands, out: torch.Tensor, heads: Heads, *, shows_nan: bool) -> torch.Tensor:
     """`out` with the NaN rows of eager code, if the policy requires them."""
     if attention.nan == "safe":
         return out
@@ -217,12 +217,12 @@ def keep_nan(attention: Attention, out: torch.Tensor, heads: Heads, *, shows_nan
     return out if heads.dead is None else with_dead_rows(out, heads.value, heads.dead)
 
 
-def _sink_four_dims(attention: Attention, dtype: torch.dtype) -> torch.Tensor:
+def _sink_four_dims(attention: AttentionOperands, dtype: torch.dtype) -> torch.Tensor:
     assert attention.sink is not None
     return _mask_four_dims(attention.sink.to(dtype), attention.batch)
 
 
-def share_sink(attention: Attention, out: torch.Tensor, log_sums: torch.Tensor) -> torch.Tensor:
+def share_sink(attention: AttentionOperands, out: torch.Tensor, log_sums: torch.Tensor) -> torch.Tensor:
     """The result with a sink beside the keys, computed from the result without it.
 
     Args:
@@ -249,7 +249,7 @@ def _one_width(*heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def flash_cpu(*operands: Any, **derived: Any) -> torch.Tensor:
     """PyTorch's CPU flash kernel."""
-    attention = Attention(*operands, **derived)
+    attention = AttentionOperands(*operands, **derived)
     heads = attention.heads()
     width = heads.value.shape[-1]
     out, log_sums = aten._scaled_dot_product_flash_attention_for_cpu(
@@ -262,21 +262,21 @@ def flash_cpu(*operands: Any, **derived: Any) -> torch.Tensor:
 
 def math_kernel(*operands: Any, **derived: Any) -> torch.Tensor:
     """Two products and a softmax as in eager code, with dropout from eager's random stream."""
-    attention = Attention(*operands, **derived)
+    attention = AttentionOperands(*operands, **derived)
     _, weights = _weights(attention)
     return torch.matmul(weights.to(attention.compute), attention.value.to(attention.compute)).to(attention.result)
 
 
 def weights_kernel(*operands: Any, kept: tuple[str, torch.dtype], **derived: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """`math_kernel`, and the weights that are returned besides its result, before or after dropout, in their dtype."""
-    attention = Attention(*operands, **derived)
+    attention = AttentionOperands(*operands, **derived)
     which, dtype = kept
     whole, weights = _weights(attention, dtype)
     result = torch.matmul(weights.to(attention.compute), attention.value.to(attention.compute)).to(attention.result)
     return result, (whole if which == "whole" else weights).to(dtype)
 
 
-def _weights(attention: Attention, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def _weights(attention: AttentionOperands, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """The weights before and after dropout, no narrower than `dtype` (default: in the dtype to compute in)."""
     query, factor = attention.scaled_query()
     scores = torch.matmul(query, attention.key_t.to(attention.compute))
@@ -298,7 +298,7 @@ def _softmax(scores: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
     return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
 
 
-def _masked(attention: Attention, scores: torch.Tensor) -> torch.Tensor:
+def _masked(attention: AttentionOperands, scores: torch.Tensor) -> torch.Tensor:
     """Scores with both masks, selected where eager code selects, so that hidden scores get no gradient."""
     keep, fill = attention.keep, attention.fill
     if attention.factor is not None:

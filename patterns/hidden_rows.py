@@ -24,7 +24,7 @@ from torch import fx
 
 from ..rewrites.binding import Binding
 from ..rewrites.effects import wants_gradient
-from ..rewrites.facts import Choice, fact_of
+from ..rewrites.facts import Conditional, fact_of
 from ..rewrites.graph import arguments, dtype, is_tensor, op_name, val
 from .masks import FROM_CONSTANTS, MOVES, asked, evaluate, is_causal_match, is_flag, keeps_diagonal, may_empty_rows
 
@@ -110,7 +110,7 @@ def rows_lose_gradients(match: Binding) -> bool:
     if lowest_top(bias) < _ABSORBING:
         return True
     # In a row that is hidden by selection and bias together, only some keys get gradients.
-    return is_tensor(match.operands.get("keep")) and _Least(-math.inf).of(bias) < _LOW
+    return is_tensor(match.operands.get("keep")) and _LeastNumber(-math.inf).of(bias) < _LOW
 
 
 def sums_lose_digits(match: Binding, policy: Mapping[str, str]) -> bool:
@@ -139,9 +139,9 @@ def lowest_top(bias: Any) -> float:
     """
     if keeps_diagonal(bias, None):
         fact = fact_of(bias)
-        return float(fact.yes) if isinstance(fact, Choice) else -math.inf
+        return float(fact.yes) if isinstance(fact, Conditional) else -math.inf
     known = evaluate(bias)
-    return _Least(math.inf).of(bias) if known is None else asked(_least_finite_top, known)
+    return _LeastNumber(math.inf).of(bias) if known is None else asked(_least_finite_top, known)
 
 
 def _least_finite_top(mask: torch.Tensor) -> float:
@@ -151,7 +151,7 @@ def _least_finite_top(mask: torch.Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class _Least:
+class _LeastNumber:
     """The least number in a tensor; -inf if nothing is known.
 
     Args:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ..rewrites.binding import Binding
-from ..rewrites.facts import Choice, Positions, Uniform, ends, fact_of, nonnegative
+from ..rewrites.facts import Conditional, Positions, Uniform, ends, fact_of, nonnegative
 from ..rewrites.facts.evaluate import plainly
 from ..rewrites.graph import is_tensor, nodes_in, op_name, rank, shape, val
 from ..rewrites.moves import CUTS, EXPANDS, REORDERS, RESHAPES
@@ -84,7 +84,7 @@ def _flat(value: Any) -> list[Any]:
 def is_causal(mask: Any) -> bool:
     """Whether a mask, additive or boolean, is known to be causal: each query sees the keys up to its own position."""
     fact = fact_of(mask)
-    if isinstance(fact, Choice):
+    if isinstance(fact, Conditional):
         return _is_lower_triangle(fact, shape(mask)) and _keeps_and_masks(fact)
     value = evaluate(mask)
     if value is None or value.dim() < 2 or value.shape[-1] != value.shape[-2]:
@@ -101,14 +101,14 @@ def _keeps_lower_triangle(value: torch.Tensor) -> bool:
     return bool((kept == 0).all()) and bool((masked <= _HIDES).all())
 
 
-def _is_lower_triangle(fact: Choice, sizes: Sequence[Any]) -> bool:
+def _is_lower_triangle(fact: Conditional, sizes: Sequence[Any]) -> bool:
     """Whether a condition holds for the lower triangle of square matrices, including the diagonal."""
     if len(sizes) < 2 or not known_equal(sizes[-1], sizes[-2]) or len(fact.conditions) > 1:
         return False
     return fact.conditions[0].same(Positions(0, (*[0] * (len(sizes) - 2), 1, -1)))
 
 
-def _keeps_and_masks(fact: Choice) -> bool:
+def _keeps_and_masks(fact: Conditional) -> bool:
     """Whether a selection is between a number that keeps a score (True, or 0 to add) and one that hides it."""
     if isinstance(fact.yes, bool):
         return fact.yes and not fact.no
@@ -138,7 +138,7 @@ def keeps_diagonal(bias: Any, keep: Any) -> bool:
     """Whether the only mask is square and known to keep the diagonal."""
     mask = keep if bias is None else bias
     fact = fact_of(mask)
-    if (bias is not None and keep is not None) or not isinstance(fact, Choice) or rank(mask) < 2:
+    if (bias is not None and keep is not None) or not isinstance(fact, Conditional) or rank(mask) < 2:
         return False
     if not known_equal(shape(mask)[-1], shape(mask)[-2]) or fact.yes in (False, -float("inf")):
         return False
@@ -216,7 +216,7 @@ def is_kept_by(mask: Any, kind: torch.dtype) -> bool:
         return True
     if isinstance(fact, Uniform):
         return _is_kept_number(fact.number, kind)
-    if isinstance(fact, Choice):
+    if isinstance(fact, Conditional):
         return _is_kept_number(fact.yes, kind) and _is_kept_number(fact.no, kind)
     return _is_made_of_kept(mask, kind)
 

@@ -61,7 +61,7 @@ class Binding:
 
 
 @dataclass
-class Failure:
+class MatchFailure:
     """The deepest point that matching reached at one root; `others` would have done there as well.
 
     It is `weak` where an alternative was not there: what another one met, equally deep, tells more. `met` holds the

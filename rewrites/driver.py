@@ -19,13 +19,13 @@ from torch import fx
 
 from . import compat
 from .backup import Backup
-from .binding import Failure
+from .binding import MatchFailure
 from .effects import wants_gradient
 from .facts import example, fact_of
 from .faults import Faults
 from .functional import is_simplified
 from .graph import describe, op_name, val
-from .index import Index
+from .index import RuleIndex
 from .legality import CompleteMatch, late_operands, veto
 from .live import observe, watch
 from .matcher import Matcher
@@ -147,7 +147,7 @@ class _Run:
         self.explained = settings.explained if settings.near_miss_depth else frozenset(rule.name for rule in rules)
         self.policy = dict(settings.policy)
         self.applied: Counter[str] = Counter()
-        self.refused: dict[tuple[str, fx.Node], Failure] = {}
+        self.refused: dict[tuple[str, fx.Node], MatchFailure] = {}
         self.settled: set[tuple[str, fx.Node]] = set()
         self.dead_draws: set[fx.Node] = set()
         self.taken: dict[fx.Node, str] = {}
@@ -197,7 +197,7 @@ class _Run:
 
     def _sweep(self) -> bool:
         """Try every rule at every node once; returns whether anything was rewritten."""
-        index = Index(self.rules, self.mirror.graph, explained=self.explained)
+        index = RuleIndex(self.rules, self.mirror.graph, explained=self.explained)
         before = self.applied.total()
         for node in reversed(list(self.mirror.graph.nodes)):
             for rule in index.candidates(node):
@@ -215,7 +215,7 @@ class _Run:
             self._match(rule, node)
         except Undecided as question:
             message = f"it depends on a size that is known when run: {question.cond}"
-            self.refused[rule.name, node] = Failure(rule.size, Reason("data-dependent", message), node)
+            self.refused[rule.name, node] = MatchFailure(rule.size, Reason("data-dependent", message), node)
         spent = time.perf_counter() - start - (self.record.seconds.get("measure", 0.0) - before)
         self._spend("rule_seconds", rule.name, spent)
 
@@ -231,7 +231,7 @@ class _Run:
                 return
             reason = veto(found, self.mirror, keep_stream=self.settings.keep_stream)
             if reason is not None:
-                matcher.failure = Failure(rule.size, reason, node)
+                matcher.failure = MatchFailure(rule.size, reason, node)
                 continue
             self.refused.pop((rule.name, node), None)
             self._settle(found)
@@ -259,7 +259,7 @@ class _Run:
         derived = {name: derive(found.binding, policy) for name, derive in rule.derived.items()}
         usable, excluded = _usable(found, policy)
         if not usable:
-            self.refused[rule.name, root] = Failure(rule.size, _nearest(excluded), root)
+            self.refused[rule.name, root] = MatchFailure(rule.size, _nearest(excluded), root)
             return
         decision = self._decide(found, usable, derived)
         self._draw(found, "declined" if decision.chosen is None else "applied")
@@ -289,7 +289,7 @@ class _Run:
                 same = (CompleteMatch(rule, b, tuple(_output_nodes(rule, b, node))) for b in others)
                 if any(veto(one, self.mirror, keep_stream=self.settings.keep_stream) is None for one in same):
                     message = f"rule {found.rule.name} replaced these operators before its turn"
-                    failure = Failure(rule.size, Reason("taken", message), node)
+                    failure = MatchFailure(rule.size, Reason("taken", message), node)
                     self.forestalled[rule.name, node] = _near_miss(rule, node, failure, found.rule.name)
 
     def _draw(self, found: CompleteMatch, kind: Literal["applied", "declined"]) -> None:
@@ -444,7 +444,7 @@ def _match(found: CompleteMatch, candidate: str, evidence: Evidence) -> Match:
     )  # fmt: skip
 
 
-def _near_miss(rule: Rule, node: fx.Node, failure: Failure, taken_by: str) -> NearMiss:
+def _near_miss(rule: Rule, node: fx.Node, failure: MatchFailure, taken_by: str) -> NearMiss:
     reason = failure.reason
     return NearMiss(
         rule.name, rule.family, reason.code, reason.message, reason.expected, reason.found, failure.depth, rule.size,

@@ -13,7 +13,7 @@ from .pattern import Call, Choice, root_ops
 from .rule import Rule
 
 
-class Index:
+class RuleIndex:
     """Rules by root operator, in order, without those that need an operator the graph does not have.
 
     Args:

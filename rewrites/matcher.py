@@ -13,13 +13,13 @@ import torch
 from torch import fx
 
 from .behind import other_views
-from .binding import Binding, Failure, differs
+from .binding import Binding, MatchFailure, differs
 from .call_arguments import argument_pairs, arguments_differ, same_constant
 from .dims import DimSpec, Mismatch, unify
 from .graph import describe, is_number, is_tensor, op_name, reaches, sees, val
 from .pattern import HIDDEN, Anything, Call, Choice, Variable
 from .reason import Reason
-from .spelling import DTYPE, Number, Operand, Sized, Spellings
+from .spelling import DTYPE, NumberTerm, OperandTerm, Sized, Spellings
 from .symbolic import holds_on_example, known, known_equal
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Matcher:
 
     def __init__(self, rule: Matchable) -> None:
         self.rule = rule
-        self.failure: Failure | None = None
+        self.failure: MatchFailure | None = None
 
     def match(self, root: fx.Node) -> Iterator[Binding]:
         """All matches rooted at `root` (the pattern's first output), most preferred first."""
@@ -82,7 +82,7 @@ class Matcher:
             yield from self._call(term, value, binding, user)
         elif isinstance(term, Choice):
             yield from self._choice(term, value, binding, user)
-        elif isinstance(term, (Operand, Number, Sized)):
+        elif isinstance(term, (OperandTerm, NumberTerm, Sized)):
             yield from self._traced(term, value, binding, user)
         elif isinstance(term, Anything):
             yield binding
@@ -126,7 +126,7 @@ class Matcher:
                 yield from self._unify(option, value, taken.waiting(*((c, True) for c in facts.conditions)), user)
 
     def _traced(
-        self, term: Operand | Number | Sized, value: Any, binding: Binding, user: fx.Node | None
+        self, term: OperandTerm | NumberTerm | Sized, value: Any, binding: Binding, user: fx.Node | None
     ) -> Iterator[Binding]:
         """An operand, number or size of a pattern that was traced on its samples."""
         if isinstance(term, Sized):
@@ -134,7 +134,7 @@ class Matcher:
                 yield binding.waiting((term, value))
             else:
                 self._mismatch(binding, repr(term), value, user)
-        elif isinstance(term, Number):
+        elif isinstance(term, NumberTerm):
             number = term.undone(value)
             if number is None:
                 self._mismatch(binding, f"{term!r}: a number", value, user)
@@ -252,7 +252,7 @@ class Matcher:
         nodes = tuple(n for n in (value, user) if isinstance(n, fx.Node))
         stronger = failure is not None and failure.weak and not weak and not isinstance(value, fx.Node)
         if failure is None or depth > failure.depth or stronger:
-            self.failure = Failure(depth, differs(expected, describe(value), nodes), user, [], weak, binding.nodes)
+            self.failure = MatchFailure(depth, differs(expected, describe(value), nodes), user, [], weak, binding.nodes)
         elif failure.first.code == "pattern-differs" and failure.first.nodes == nodes and isinstance(value, fx.Node):
             failure.others += [expected] if expected not in failure.others else []
 
@@ -262,7 +262,7 @@ class Matcher:
         tie = self.failure is not None and depth == self.failure.depth
         guard_over_shape = tie and self.failure.first.code == "pattern-differs" != reason.code  # type: ignore[union-attr]
         if site is not None and (better or guard_over_shape):
-            self.failure = Failure(depth, reason, site, met=binding.nodes)
+            self.failure = MatchFailure(depth, reason, site, met=binding.nodes)
 
 
 def _is_number_of(term: Variable, value: Any) -> bool:
@@ -290,7 +290,7 @@ def _wanted(term: Variable) -> str:
 
 
 def _as_sampled(
-    term: Operand, value: fx.Node, binding: Binding
+    term: OperandTerm, value: fx.Node, binding: Binding
 ) -> tuple[dict[str, Any], tuple[tuple[Any, Any], ...]] | Reason:
     """The dims that an operand binds, and what that assumes; or how it differs from its sample."""
     found = val(value).dtype
@@ -344,7 +344,7 @@ def _candidates(term: Any, binding: Binding, known: dict[int, Iterable[fx.Node]]
 
 
 def _found_candidates(term: Any, binding: Binding, known: dict[int, Iterable[fx.Node]]) -> Iterable[fx.Node]:
-    if isinstance(term, Operand):
+    if isinstance(term, OperandTerm):
         return _candidates(term.variable, binding, known)
     if isinstance(term, Choice):
         return dict.fromkeys(n for _, option in term.options for n in _candidates(option, binding, known))

@@ -49,7 +49,7 @@ def contained(
         Whether the graph changed.
     """
     while rules:
-        backup, place, known = Backup(graph_module), Place(), _Known.of(record)
+        backup, place, known = Backup(graph_module), Place(), _RecordState.of(record)
         try:
             return run(rules, backup, place)
         except Exception as error:  # the user's program must survive errors of regraft and of rules
@@ -90,13 +90,13 @@ def _code(function: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _RecordState:
     """The state of a record before a run."""
 
     counts: dict[str, int]
 
     @classmethod
-    def of(cls, record: GraphRecord) -> _Known:
+    def of(cls, record: GraphRecord) -> _RecordState:
         return cls({name: len(getattr(record, name)) for name in ("applied", "declined", "near_misses", "snapshots")})
 
     def restore(self, record: GraphRecord) -> None:

@@ -24,7 +24,7 @@ DTYPE = f"{HIDDEN}dtype"
 
 
 @dataclass(frozen=True, eq=False)
-class Operand(Term):
+class OperandTerm(Term):
     """An operand as its sample has it.
 
     Args:
@@ -76,7 +76,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Number(Term):
+class NumberTerm(Term):
     """A number of the pattern, or what normal form makes of it: ``div(x, c)`` is ``mul(x, 1/c)``."""
 
     variable: Variable

@@ -3,7 +3,7 @@
     rule sdpa #3 at model.py:12   asks  allowed("rule", "sdpa", node)   ->   yes: it is applied; no: the program stays
 
 Every step of a kind of `KINDS` asks before it acts, and is right to leave out: a program without it computes the same.
-Option ``without`` leaves out by name; `regraft bisect` counts steps and leaves out all from a number on (`Search`).
+Option ``without`` leaves out by name; `regraft bisect` counts steps and leaves out all from a number on (`StepSearch`).
 Where neither is on, asking costs a look at two variables.
 """
 
@@ -56,7 +56,7 @@ class Step:
 
 
 @dataclass
-class Search:
+class StepSearch:
     """Counts the steps that ask, kind by kind, and allows the first ones of each.
 
     Args:
@@ -78,7 +78,7 @@ class Search:
         return len(asked) <= self.limits.get(step.kind, len(asked))
 
 
-_searches: list[Search] = []  # the last one counts
+_searches: list[StepSearch] = []  # the last one counts
 _left_out: ContextVar[frozenset[str]] = ContextVar("regraft_left_out", default=frozenset())
 _paused: ContextVar[bool] = ContextVar("regraft_paused", default=False)
 _named: ContextVar[Mapping[str, fx.Node] | None] = ContextVar("regraft_named", default=None)
@@ -104,7 +104,7 @@ def searching() -> bool:
 
 
 @contextmanager
-def search(one: Search) -> Iterator[Search]:
+def search(one: StepSearch) -> Iterator[StepSearch]:
     """Count the steps of everything that this process compiles in the block, in whatever thread."""
     _searches.append(one)
     try:

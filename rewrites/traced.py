@@ -36,7 +36,7 @@ from .products import with_other_products
 from .reading import Place, Reading, differences, terms
 from .respell import Respelling
 from .sample import Sample, T
-from .spelling import SPELLING, Facts, Number, Operand, Sized, Spellings, made_of
+from .spelling import SPELLING, Facts, NumberTerm, OperandTerm, Sized, Spellings, made_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The dtypes that operands take which follow a program's."""
@@ -187,7 +187,7 @@ def _shown(
             continue
         how = [made_of(a, b, (value, other)) for _, a, b in found]
         if None not in how:
-            return {place: Number(variable, h or "") for (place, _, _), h in zip(found, how, strict=True)}
+            return {place: NumberTerm(variable, h or "") for (place, _, _), h in zip(found, how, strict=True)}
     return {}
 
 
@@ -251,7 +251,7 @@ def _terms(declaration: Declaration, form: _Form) -> tuple[Any, ...]:
             any_leading = form.open and (len(kept) < len(given) or len(given) == most_dims(form.traced.sample))
             dims = DimSpec(names, any_leading)
             dtypes = frozenset((spec.dtype,) if spec.dtype else form.dtypes)
-            operands[name] = Operand(variables[name], dims, dtypes, spec.dtype is None)
+            operands[name] = OperandTerm(variables[name], dims, dtypes, spec.dtype is None)
     _require_read(declaration, form.traced, operands)
     return with_other_products(terms(form.traced.reading, operands, form.marks))
 
@@ -350,7 +350,7 @@ def _require_outputs(declaration: Declaration, options: Sequence[tuple[str, tupl
         raise PatternError(f"rule {declaration.name!r}: its pattern gives different numbers of outputs")
     for _, outputs, _ in options:
         for output in outputs:
-            if isinstance(output, (Operand, Variable)) or not isinstance(output, Term):
+            if isinstance(output, (OperandTerm, Variable)) or not isinstance(output, Term):
                 raise PatternError(
                     f"rule {declaration.name!r}: in normal form its pattern is {output!r}, which no operator computes: "
                     "it changes nothing that a rule could match"

@@ -206,6 +206,16 @@ def test_functions_are_short():
     assert not findings(long, SOURCES + TESTS)
 
 
+def test_a_class_name_stands_for_one_class():
+    """In each room and across rooms: a reader who meets a name need not ask which of several it is."""
+    places: dict[str, list[str]] = {}
+    for file in SOURCES:
+        for node in nodes(file):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name(file))
+    assert not {found: files for found, files in places.items() if len(files) > 1}
+
+
 def test_every_module_says_what_it_is_for():
     assert not [name(file) for file in SOURCES if not ast.get_docstring(parse(file))]
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ...rewrites.compat import export
-from ..codegen.cpp.compiler import SECONDS, Source, find_compiler, kernel_flags
+from ..codegen.cpp.compiler import SECONDS, LibrarySource, find_compiler, kernel_flags
 from ..codegen.cpp.errors import CompileFailed
 from ..codegen.cpp.target import host_target
 
@@ -42,7 +42,7 @@ def missing_text() -> str:
     return f"const char* missing_instructions() {{\n{start}{checks}  return nullptr;\n}}\n"
 
 
-def build(wrapper: str, units: Sequence[Source]) -> bytes:
+def build(wrapper: str, units: Sequence[LibrarySource]) -> bytes:
     """The shared library of an artifact.
 
     Args:

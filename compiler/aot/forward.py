@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from ...rewrites.purity import written
-from ..codegen.cpp_wrapper.emit import Function
+from ..codegen.cpp_wrapper.emit import CppFunction
 from ..codegen.cpp_wrapper.numbers import dtype_text, expression_text, integer_text, string_text
 from ..codegen.cpp_wrapper.tables import Tables
 from ..codegen.kernel_call import KernelCall
@@ -80,7 +80,7 @@ class ForwardFunction:
             if node.users:
                 texts[node] = tables.constant(name, value)
         names = {symbol: bound.name for symbol, bound in self.symbols.items()}
-        function = Function(graph_module, plan_memory(graph_module.graph), tables, texts, names)
+        function = CppFunction(graph_module, plan_memory(graph_module.graph), tables, texts, names)
         self._lines += function.lines
         self.kinds = [function.kind(result) for result in function.results]
         self._results(function)
@@ -187,7 +187,7 @@ class ForwardFunction:
             return
         self._lines.append(f"input{position} = placed(input{position}, {sizes}, {strides});")
 
-    def _results(self, function: Function) -> None:
+    def _results(self, function: CppFunction) -> None:
         self._lines.append(f"out.reserve({len(function.results)});")
         last = {result: k for k, result in enumerate(function.results) if isinstance(result, fx.Node)}
         for position, result in enumerate(function.results):
@@ -262,7 +262,7 @@ def _computing(tables: Tables, folded: Folded | None, state: dict[str, torch.Ten
             known = (n for n, v in state.items() if v.data_ptr() == weight.data_ptr() and v.shape == weight.shape)
             name = next(known, f"weight {node.name}")
             given[node] = tables.constant(name, weight.detach())
-    function = Function(module, plan_memory(module.graph), tables, given, {}, reads_memory=False)
+    function = CppFunction(module, plan_memory(module.graph), tables, given, {}, reads_memory=False)
     stored = [
         f"{tables.constant(name, None)} = {function.name(result)};"
         for name, result in zip(wanted, function.results, strict=True)

@@ -21,7 +21,7 @@ _FLAGS = {"bmi": "bmi1", "sse4.2": "sse4_2"}  # what the system calls a feature 
 _loaded: dict[str, Any] = {}  # operators of libraries that are in this process, by name; they stay
 
 
-class Loaded:
+class LoadedProgram:
     """A program that was compiled ahead of time; call it as the module was called when it was exported.
 
     Results are new tensors without gradients. What the program writes to its state stays in this object.
@@ -103,7 +103,7 @@ class Loaded:
                 yield next(whole if kind == "int" else real)
 
 
-def load(path: str | Path) -> Loaded:
+def load(path: str | Path) -> LoadedProgram:
     """Load what `aot_compile` wrote.
 
     The file is a library that this process loads: like any program, only from where you would run one. Nothing in it is
@@ -116,7 +116,7 @@ def load(path: str | Path) -> Loaded:
     path = Path(path).resolve()
     manifest = read_manifest(path)
     _check(path, manifest)
-    return Loaded(path, manifest)
+    return LoadedProgram(path, manifest)
 
 
 def _check(path: Path, manifest: dict[str, Any]) -> None:

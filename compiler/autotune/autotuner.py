@@ -23,7 +23,7 @@ from ...rewrites.machine import cpu_model
 from ...rewrites.profit import Decision, Question
 from ...rewrites.record import ORIGINAL, Evidence
 from ..options import cache_dir
-from .benchmark import Trial, one_line, run_trial
+from .benchmark import TrialOutcome, one_line, run_trial
 from .decision_cache import DecisionCache, decision_cache, digest, environment, gpu_model
 from .inputs import TensorSpec, UnmeasurableError, describe, has_symbols, specs, synthesize
 
@@ -54,7 +54,7 @@ class MeasureStats:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KnownDecision:
     """A decision with the facts needed to reuse it for another shape: `sizes` are comparable within one `family`."""
 
     family: tuple[Any, ...]
@@ -90,7 +90,7 @@ class Measured:
         self._budget = budget_seconds
         self._program_seconds = program_seconds
         self._cache = cache
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownDecision] = {}
         self._failures: dict[str, Decision] = {}
 
     def decide(self, question: Question) -> Decision:
@@ -136,7 +136,7 @@ class Measured:
             self._store().put(key, _encoded(question, decision))
         return decision
 
-    def _measure(self, question: Question) -> Trial:
+    def _measure(self, question: Question) -> TrialOutcome:
         if question.prepare is not None:
             question.prepare()
         start = time.perf_counter()
@@ -166,7 +166,7 @@ class Measured:
         return Decision(nearest.decision.chosen, Evidence(source="cache", note=note))
 
     def _know(self, key: str, question: Question, tensors: list[TensorSpec], decision: Decision) -> None:
-        self._known[key] = _Known(_family(question, tensors), _sizes(tensors), decision)
+        self._known[key] = _KnownDecision(_family(question, tensors), _sizes(tensors), decision)
 
     def _store(self) -> DecisionCache:
         # Looked up each time: benchmarks and tests switch the directory within one process.
@@ -185,7 +185,7 @@ def _unmeasured(question: Question, why: str) -> Decision:
     return Decision(None, Evidence(note=why))
 
 
-def choose(trial: Trial, question: Question) -> Decision:
+def choose(trial: TrialOutcome, question: Question) -> Decision:
     """The fastest candidate of a trial if it saves at least `MIN_GAIN` of the original's time; the first wins ties.
 
     For a trial without the original, the fastest candidate.
@@ -217,7 +217,7 @@ def _compared(seconds: float, original: float) -> str:
     return f"{told}; a rewrite must save at least {MIN_GAIN:.0%}"
 
 
-def _is_coarse(trial: Trial, question: Question, name: str) -> bool:
+def _is_coarse(trial: TrialOutcome, question: Question, name: str) -> bool:
     """Whether a candidate's results differ from the original's by more than the question allows."""
     return question.precision is not None and trial.errors.get(name, 0.0) > question.precision
 

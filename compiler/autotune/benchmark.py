@@ -22,7 +22,7 @@ import torch
 from ...rewrites import compat
 from ...rewrites.compat import memory
 from ...rewrites.record import ORIGINAL
-from .compare import Sample, disagreement, relative_error
+from .compare import ResultPart, disagreement, relative_error
 from .inputs import Inputs, UnmeasurableError, made_up
 
 MIN_RUNS = 3
@@ -39,7 +39,7 @@ Cotangents = dict[int, dict[tuple[int, ...], torch.Tensor]]
 
 
 @dataclass
-class Trial:
+class TrialOutcome:
     """The outcome of one trial.
 
     Args:
@@ -75,7 +75,7 @@ def run_trial(
     seconds: float = 0.03,
     deadline: float = float("inf"),
     cold: bool = False,
-) -> Trial:
+) -> TrialOutcome:
     """Compare the candidates with the original and time all programs. Must run outside of every tracing mode.
 
     Args:
@@ -91,7 +91,7 @@ def run_trial(
     Raises:
         UnmeasurableError: the original can't be run.
     """
-    trial = Trial()
+    trial = TrialOutcome()
     with _quiet(inputs.devices), torch.set_grad_enabled(training):
         cotangents: Cotangents | None = {} if training else None
         programs = candidates if original is None else {ORIGINAL: original, **candidates}
@@ -161,7 +161,7 @@ def _cotangent(cotangents: Cotangents, number: int, root: torch.Tensor) -> torch
     return of_strides[strides]
 
 
-def _agreeing(steps: Mapping[str, Step], inputs: Inputs, trial: Trial) -> dict[str, Step]:
+def _agreeing(steps: Mapping[str, Step], inputs: Inputs, trial: TrialOutcome) -> dict[str, Step]:
     """The programs that run and agree with the first one; if the original is among them, it is the first."""
     agreeing: dict[str, Step] = {}
     expected: _Result | None = None
@@ -208,7 +208,7 @@ def _run_once(step: Step, inputs: Inputs) -> _Result:
     if inputs.versions() != versions:
         leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         inputs.refill()
-    return _Result(list(map(Sample.of, leaves)), random)
+    return _Result(list(map(ResultPart.of, leaves)), random)
 
 
 def _generators(devices: Sequence[torch.device]) -> list[torch.Generator]:
@@ -216,7 +216,9 @@ def _generators(devices: Sequence[torch.device]) -> list[torch.Generator]:
     return [torch.default_generator, *cuda]
 
 
-def _time(steps: Mapping[str, Step], clock: Clock, seconds: float, deadline: float, trial: Trial) -> dict[str, float]:
+def _time(
+    steps: Mapping[str, Step], clock: Clock, seconds: float, deadline: float, trial: TrialOutcome
+) -> dict[str, float]:
     """Median seconds of each program; a program that fails during timing is dropped."""
     samples: dict[str, list[float]] = {name: [] for name in steps}
     active = list(steps)

@@ -18,7 +18,7 @@ _LARGE = 1 << 26  # bytes of a result from which on a part of it is compared
 
 
 @dataclass(frozen=True)
-class Sample:
+class ResultPart:
     """A part of a large result, along its longest dim, so that the rest's memory is free for the next program.
 
     Args:
@@ -42,7 +42,7 @@ class Sample:
 
 
 def _tensor(result: Any) -> Any:
-    return result.rows if isinstance(result, Sample) else result
+    return result.rows if isinstance(result, ResultPart) else result
 
 
 def disagreement(found: Sequence[Any], expected: Sequence[Any], values: bool = True) -> str:
@@ -97,7 +97,7 @@ def _tolerance(tensor: torch.Tensor) -> float:
 
 
 def _difference(found: Any, expected: Any, largest: float, tolerance: float, values: bool) -> str:
-    if isinstance(found, Sample) and isinstance(expected, Sample) and found.shape != expected.shape:
+    if isinstance(found, ResultPart) and isinstance(expected, ResultPart) and found.shape != expected.shape:
         return f"shape {found.shape} instead of {expected.shape}"
     found, expected = _tensor(found), _tensor(expected)
     if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):

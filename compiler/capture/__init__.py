@@ -44,7 +44,7 @@ from .block_tables import without_tables
 from .eager_refuses import eager_may_refuse, moved_after_use
 from .outputs import flat_outputs
 from .questions import without_questions
-from .retrace import RefusedError, retrace
+from .retrace import LossyTraceError, retrace
 from .screen import opaque_memory, screen
 from .shared_inputs import view_of_shared_input
 from .transforms import without_transforms
@@ -104,7 +104,7 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
         if refused is not None:
             return Captured(flat, example_inputs, refused, restore, as_written=True)
         return Captured(captured, example_inputs, None, restore, kept)
-    except RefusedError as error:
+    except LossyTraceError as error:
         return Captured(flat, example_inputs, error.reason, restore)
     except Exception as error:  # Tracing may raise any error; Dynamo's graph is still correct.
         return Captured(flat, example_inputs, _failed(error), restore)

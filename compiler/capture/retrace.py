@@ -24,7 +24,7 @@ from .quantized import quantized
 from .screen import refused_call
 
 
-class RefusedError(Exception):
+class LossyTraceError(Exception):
     """Tracing found something that a recorded graph would lose."""
 
     def __init__(self, reason: Reason) -> None:
@@ -44,7 +44,7 @@ def retrace(gm: fx.GraphModule, example_inputs: Sequence[Any], kept: list[Reason
         kept: takes the reasons why calls were kept that are otherwise decomposed.
 
     Raises:
-        RefusedError: the recording would not have the meaning of `gm`.
+        LossyTraceError: the recording would not have the meaning of `gm`.
         Exception: any error that torch raises on graphs that it cannot trace.
     """
     context = compat.tracing_context()
@@ -62,7 +62,7 @@ def _fake(value: Any, mode: Any) -> Any:
         return value
     fake = compat.fake_of(value, mode)
     if fake is None:
-        raise RefusedError(Reason("unknown-input", "Dynamo has no sizes for an input tensor"))
+        raise LossyTraceError(Reason("unknown-input", "Dynamo has no sizes for an input tensor"))
     return fake
 
 
@@ -72,10 +72,10 @@ def _record(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any, kept: list[Rea
     with mode, attention.same_backends_after(), compat.replaced_tensors(gm, retracer.attributes):
         recording = compat.trace_before_dispatch(retracer.record, inputs)
     if retracer.refusal is not None:
-        raise RefusedError(retracer.refusal)
+        raise LossyTraceError(retracer.refusal)
     finished, refusal = finish(recording, gm)
     if refusal is not None:
-        raise RefusedError(refusal)
+        raise LossyTraceError(refusal)
     return finished
 
 
@@ -269,7 +269,7 @@ class Retracer(fx.Interpreter):
         try:
             with compat.not_recorded():
                 captured = _record(body, inputs, self._fake_mode, self._kept)
-        except RefusedError:
+        except LossyTraceError:
             return body
         if _may_write(captured):
             return body  # Tracing has run it, and `_keep` will run it again, but its writes must happen once.
@@ -286,7 +286,7 @@ class Retracer(fx.Interpreter):
             return fx.Proxy(self._tracer.graph.get_attr(name), self._tracer)
         proxy = self._tracer.unwrap_proxy(leaf)
         if isinstance(proxy, torch.Tensor):
-            raise RefusedError(
+            raise LossyTraceError(
                 Reason(
                     "untracked-tensor",
                     "a higher-order operator reads a tensor that is the result of no node in the graph",

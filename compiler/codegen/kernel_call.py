@@ -18,7 +18,7 @@ from ..ir.kernel import Kernel
 from ..ir.program import Buffer
 
 if TYPE_CHECKING:
-    from .cpp.compiler import Source
+    from .cpp.compiler import LibrarySource
 
 
 class TemplateCall(PureCall):
@@ -65,7 +65,7 @@ class CppTemplateCall(TemplateCall):
     output: Layout
     numbers: tuple[int, ...]
 
-    def unit(self) -> Source:
+    def unit(self) -> LibrarySource:
         """The C++ that holds the kernel's function."""
         raise NotImplementedError
 

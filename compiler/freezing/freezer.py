@@ -13,7 +13,7 @@ from ...rewrites.graph import op_name
 from ...rewrites.purity import written
 from ..runtime.calls import Boxed
 from .fold import Folded, fold
-from .guard import Guard, guarded
+from .guard import WeightGuard, guarded
 from .weights import module_state, weight_nodes
 
 _PACKING = {
@@ -40,7 +40,7 @@ class Freezer:
         self._weights: dict[fx.Node, torch.Tensor] = {}
         self.counts: dict[str, int] = {}
         self.folded: Folded | None = None
-        self._guard: Guard | None = None
+        self._guard: WeightGuard | None = None
 
     def mark(self, graph_module: fx.GraphModule) -> None:
         """Mark the weights of the captured graph for the rules that run before autograd, in place."""
@@ -64,7 +64,7 @@ class Freezer:
         packed = [_packing(node) for node in graph_module.graph.nodes]
         self.counts |= {name: packed.count(name) for name in _PACKING.values()}
         folded = self.folded = fold(graph_module, self._weights)
-        self._guard = Guard(folded) if folded is not None else None
+        self._guard = WeightGuard(folded) if folded is not None else None
         found = (len(folded.constants), folded.nbytes) if folded is not None else (0, 0)
         self.counts |= dict(zip(("constants", "bytes"), found, strict=True))
         return found[0]

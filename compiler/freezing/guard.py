@@ -18,7 +18,7 @@ from ..runtime.calls import Boxed
 from .fold import Folded
 
 
-class Guard:
+class WeightGuard:
     """Keeps the constants of one graph true to its weights.
 
     Attributes:
@@ -56,7 +56,7 @@ class Guard:
         self._note(weights)
 
 
-def guarded(call: Boxed, guard: Guard) -> Boxed:
+def guarded(call: Boxed, guard: WeightGuard) -> Boxed:
     """`call`, its constants checked before each run."""
 
     def run(args: list[Any]) -> Any:

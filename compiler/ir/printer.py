@@ -30,12 +30,12 @@ _PLAIN = (torch.bool, torch.int64, torch.float32)
 
 def index_text(number: Any) -> str:
     """An index: ``768*i + d``, ``(i + 3)//8``, ``index(ids[i])`` for one read from memory."""
-    return _Writer().index(number)
+    return _ValueTexts().index(number)
 
 
 def value_text(value: Value) -> str:
     """A value; shared parts follow it: ``t0 * t0  where t0 = exp(x[i])``."""
-    writer = _Writer([value])
+    writer = _ValueTexts([value])
     text = writer.value(value)
     names = "; ".join(writer.named())
     return f"{text}  where {names}" if names else text
@@ -124,7 +124,7 @@ def _extern(item: Extern) -> list[str]:
 
 
 def _definition(item: Definition) -> list[str]:
-    writer = _Writer([*(v for r in item.reductions for v in r.values), *(s.value for s in item.stores)])
+    writer = _ValueTexts([*(v for r in item.reductions for v in r.values), *(s.value for s in item.stores)])
     lines = [f"{item.name}: for {_loops(item.loops)}:" if item.loops else f"{item.name}:"]
     body: list[str] = []
     for reduction in item.reductions:
@@ -149,13 +149,13 @@ def _statement(statement: Statement) -> list[str]:
         head = f"fold {', '.join(f'{r.name} = {r.reducer}' for r in statement.reductions)}:"
         return [head, *_indented(_body(statement.body))]
     if isinstance(statement, Assign):
-        writer = _Writer([statement.store.value])
+        writer = _ValueTexts([statement.store.value])
         return writer.with_names(writer.store(statement.store))
-    writer = _Writer(statement.reduction.values)
+    writer = _ValueTexts(statement.reduction.values)
     return writer.with_names(f"update {statement.reduction.name} with {writer.operands(statement.reduction)}")
 
 
-class _Writer:
+class _ValueTexts:
     """Texts of values that share names for shared parts."""
 
     def __init__(self, roots: Iterable[Value] = ()) -> None:

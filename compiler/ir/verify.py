@@ -16,7 +16,7 @@ from .kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from .program import Buffer, Definition, Extern, Program, Reduction, Store
 from .value import Load, Value, walk
 from .verify_launch import launch_findings
-from .verify_value import ProgramFault, Scope, reduction_findings, size_findings, store_findings
+from .verify_value import NameScope, ProgramFault, reduction_findings, size_findings, store_findings
 
 
 class MalformedError(Exception):
@@ -88,7 +88,7 @@ def _items(program: Program) -> Iterator[ProgramFault]:
         yield from _unwritten(item, written)
         written |= {store.buffer for store in item.stores} if isinstance(item, Definition) else set(item.writes)
         if isinstance(item, Definition):
-            yield from _definition(item, Scope(item.name, program.buffers))
+            yield from _definition(item, NameScope(item.name, program.buffers))
     for name in program.outputs:
         if name not in program.buffers:
             yield ProgramFault("unknown", "outputs", f"{name} is no buffer")
@@ -108,7 +108,7 @@ def _unwritten(item: Definition | Extern, written: set[str]) -> Iterator[Program
         yield ProgramFault("order", item.name, f"reads {name} before it is written")
 
 
-def _definition(item: Definition, scope: Scope) -> Iterator[ProgramFault]:
+def _definition(item: Definition, scope: NameScope) -> Iterator[ProgramFault]:
     yield from _repeated((var.name for var in (*item.loops, *item.reduced)), item.name, "loops")
     if bool(item.reduced) != bool(item.reductions):
         yield scope.found("arity", "reduced loops and reductions come together")
@@ -134,7 +134,7 @@ class _KernelCheck:
     def run(self) -> Iterator[ProgramFault]:
         kernel = self._kernel
         buffers = [*(param.buffer for param in kernel.params), *kernel.scratch]
-        scope = Scope(kernel.name, {b.name: b for b in buffers}, sizes=frozenset(kernel.sizes))
+        scope = NameScope(kernel.name, {b.name: b for b in buffers}, sizes=frozenset(kernel.sizes))
         yield from _repeated((buffer.name for buffer in buffers), kernel.name, "buffers")
         for buffer in buffers:
             yield from _buffer_findings(buffer, kernel.name)
@@ -151,7 +151,7 @@ class _KernelCheck:
         return {store.buffer for store in stores_of(self._kernel.body)}
 
     def _block(
-        self, body: tuple[Statement, ...], scope: Scope, folding: tuple[Reduction, ...]
+        self, body: tuple[Statement, ...], scope: NameScope, folding: tuple[Reduction, ...]
     ) -> Iterator[ProgramFault]:
         for statement in body:
             if isinstance(statement, Loop):
@@ -165,26 +165,26 @@ class _KernelCheck:
             else:
                 yield from self._assign(statement, scope)
 
-    def _loop(self, loop: Loop, scope: Scope, folding: tuple[Reduction, ...]) -> Iterator[ProgramFault]:
+    def _loop(self, loop: Loop, scope: NameScope, folding: tuple[Reduction, ...]) -> Iterator[ProgramFault]:
         if any(var.name == loop.var.name for var in scope.variables):
             yield scope.found("name", f"two loops, one in the other, are called {loop.var.name}")
         yield from _sizes([loop.var.extent], scope)
         yield from self._block(loop.body, scope.inside(loop.var), folding)
 
-    def _fold(self, fold: Fold, scope: Scope, folding: tuple[Reduction, ...]) -> Iterator[ProgramFault]:
+    def _fold(self, fold: Fold, scope: NameScope, folding: tuple[Reduction, ...]) -> Iterator[ProgramFault]:
         yield from self._block(fold.body, scope, (*folding, *fold.reductions))
         for reduction in fold.reductions:
             if reduction.name not in self._updated:
                 yield scope.found("order", f"the fold of {reduction.name} has no update")
 
-    def _update(self, update: Update, scope: Scope, folding: tuple[Reduction, ...]) -> Iterator[ProgramFault]:
+    def _update(self, update: Update, scope: NameScope, folding: tuple[Reduction, ...]) -> Iterator[ProgramFault]:
         self._updated.add(update.reduction.name)
         if update.reduction not in folding:
             yield scope.found("scope", f"updates {update.reduction.name} outside its fold")
         yield from self._reads(reads_of(update.reduction.values), scope)
         yield from reduction_findings(update.reduction, scope)
 
-    def _assign(self, assign: Assign, scope: Scope) -> Iterator[ProgramFault]:
+    def _assign(self, assign: Assign, scope: NameScope) -> Iterator[ProgramFault]:
         store = assign.store
         param = self._params.get(store.buffer)
         if param is not None and param.access == "read":
@@ -193,7 +193,7 @@ class _KernelCheck:
         yield from store_findings(store, scope)
         self._written.add(store.buffer)
 
-    def _reads(self, names: set[str], scope: Scope) -> Iterator[ProgramFault]:
+    def _reads(self, names: set[str], scope: NameScope) -> Iterator[ProgramFault]:
         for name in sorted(names - self._written):
             yield scope.found("order", f"reads {name} before it is written")
 
@@ -207,7 +207,7 @@ def stores_of(body: Iterable[Statement]) -> Iterator[Store]:
             yield from stores_of(statement.body)
 
 
-def _sizes(numbers: Iterable[Any], scope: Scope) -> Iterator[ProgramFault]:
+def _sizes(numbers: Iterable[Any], scope: NameScope) -> Iterator[ProgramFault]:
     for number in numbers:
         for atom in atoms(number):
             if isinstance(atom, Var) and atom not in scope.variables:

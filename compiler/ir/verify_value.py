@@ -45,7 +45,7 @@ class ProgramFault:
 
 
 @dataclass(frozen=True)
-class Scope:
+class NameScope:
     """The names that a statement may mention.
 
     Args:
@@ -62,11 +62,11 @@ class Scope:
     results: Mapping[str, Reduction] = field(default_factory=dict)
     sizes: frozenset[Size] | None = None
 
-    def inside(self, *variables: Var) -> Scope:
+    def inside(self, *variables: Var) -> NameScope:
         """The scope within loops."""
         return replace(self, variables=self.variables.union(variables))
 
-    def with_results(self, reductions: Iterable[Reduction]) -> Scope:
+    def with_results(self, reductions: Iterable[Reduction]) -> NameScope:
         """The scope where these reductions are done."""
         return replace(self, results={**self.results, **{r.name: r for r in reductions}})
 
@@ -80,7 +80,7 @@ class Scope:
         return all(var.extent != 0 for var in self.variables)
 
 
-def store_findings(store: Store, scope: Scope) -> Iterator[ProgramFault]:
+def store_findings(store: Store, scope: NameScope) -> Iterator[ProgramFault]:
     """Findings on a store."""
     buffer = scope.buffers.get(store.buffer)
     yield from value_findings([store.value], scope)
@@ -97,7 +97,7 @@ def store_findings(store: Store, scope: Scope) -> Iterator[ProgramFault]:
     yield from _range_findings(buffer, store.indices, scope)
 
 
-def reduction_findings(reduction: Reduction, scope: Scope) -> Iterator[ProgramFault]:
+def reduction_findings(reduction: Reduction, scope: NameScope) -> Iterator[ProgramFault]:
     """Findings on a reduction's operands."""
     yield from value_findings(reduction.values, scope)
     reducer = REDUCERS.get(reduction.reducer)
@@ -113,7 +113,7 @@ def reduction_findings(reduction: Reduction, scope: Scope) -> Iterator[ProgramFa
         yield scope.found("dtype", f"{reduction.reducer} takes floating operands: {reduction.name}")
 
 
-def value_findings(roots: Iterable[Value], scope: Scope) -> Iterator[ProgramFault]:
+def value_findings(roots: Iterable[Value], scope: NameScope) -> Iterator[ProgramFault]:
     """Findings on values, those below them included."""
     roots = list(roots)
     for value in walk(roots):
@@ -125,7 +125,7 @@ def value_findings(roots: Iterable[Value], scope: Scope) -> Iterator[ProgramFaul
             yield from _range_findings(scope.buffers[value.buffer], value.indices, scope)
 
 
-def _own_findings(value: Value, scope: Scope) -> Iterator[ProgramFault]:
+def _own_findings(value: Value, scope: NameScope) -> Iterator[ProgramFault]:
     if value.dtype != compute_dtype(value.dtype):
         yield scope.found("dtype", f"{dtype_text(value.dtype)} is not computed in: {_short(value)}")
     check = _CHECKS.get(type(value))
@@ -133,13 +133,13 @@ def _own_findings(value: Value, scope: Scope) -> Iterator[ProgramFault]:
         yield from check(value, scope)
 
 
-def _const(value: Const, scope: Scope) -> Iterator[ProgramFault]:
+def _const(value: Const, scope: NameScope) -> Iterator[ProgramFault]:
     kind = bool if value.dtype == torch.bool else float if value.dtype.is_floating_point else int
     if type(value.number) is not kind and not (kind is int and isinstance(value.number, Index)):
         yield scope.found("dtype", f"{value.number!r} is no {dtype_text(value.dtype)}")
 
 
-def _load(value: Load, scope: Scope) -> Iterator[ProgramFault]:
+def _load(value: Load, scope: NameScope) -> Iterator[ProgramFault]:
     buffer = scope.buffers.get(value.buffer)
     if buffer is None:
         yield scope.found("unknown", f"loads {value.buffer}, which is no buffer")
@@ -149,7 +149,7 @@ def _load(value: Load, scope: Scope) -> Iterator[ProgramFault]:
     yield from _rank_findings(buffer, value.indices, scope)
 
 
-def _operation(value: Op, scope: Scope) -> Iterator[ProgramFault]:
+def _operation(value: Op, scope: NameScope) -> Iterator[ProgramFault]:
     info = OPS.get(value.name)
     if info is None:
         yield scope.found("unknown", f"{value.name} is no operation")
@@ -180,14 +180,14 @@ def _wrong_dtypes(value: Op) -> str | None:
     return None if value.dtype == expected else f"{value.name} gives {dtype_text(expected)}"
 
 
-def _guarded(value: Guarded, scope: Scope) -> Iterator[ProgramFault]:
+def _guarded(value: Guarded, scope: NameScope) -> Iterator[ProgramFault]:
     if value.condition.dtype != torch.bool:
         yield scope.found("dtype", f"a condition is bool: {_short(value)}")
     if not value.dtype == value.value.dtype == value.other.dtype:
         yield scope.found("dtype", f"both branches are of the dtype of the whole: {_short(value)}")
 
 
-def _result(value: Result, scope: Scope) -> Iterator[ProgramFault]:
+def _result(value: Result, scope: NameScope) -> Iterator[ProgramFault]:
     reduction = scope.results.get(value.reduction)
     if reduction is None:
         yield scope.found("scope", f"the result of {value.reduction} is not there yet, or no more")
@@ -201,12 +201,12 @@ def _result(value: Result, scope: Scope) -> Iterator[ProgramFault]:
         yield scope.found("dtype", f"{value.reduction} gives {dtype_text(dtypes[value.component])}")
 
 
-_CHECKS: dict[type[Value], Callable[[Any, Scope], Iterator[ProgramFault]]] = {
+_CHECKS: dict[type[Value], Callable[[Any, NameScope], Iterator[ProgramFault]]] = {
     Const: _const, Load: _load, Op: _operation, Guarded: _guarded, Result: _result,
 }  # fmt: skip
 
 
-def _index_findings(index: Any, scope: Scope) -> Iterator[ProgramFault]:
+def _index_findings(index: Any, scope: NameScope) -> Iterator[ProgramFault]:
     for atom in atoms(index):
         if isinstance(atom, Var) and atom not in scope.variables:
             yield scope.found("scope", f"the variable {atom.name} < {index_text(atom.extent)} has no loop here")
@@ -218,18 +218,18 @@ def _index_findings(index: Any, scope: Scope) -> Iterator[ProgramFault]:
             yield from size_findings(atom, scope)
 
 
-def size_findings(atom: Atom, scope: Scope) -> Iterator[ProgramFault]:
+def size_findings(atom: Atom, scope: NameScope) -> Iterator[ProgramFault]:
     """Findings on the mention of a symbolic size."""
     if isinstance(atom, Size) and scope.sizes is not None and atom not in scope.sizes:
         yield scope.found("scope", f"the size {atom.name} is not passed")
 
 
-def _rank_findings(buffer: Buffer, indices: tuple[Any, ...], scope: Scope) -> Iterator[ProgramFault]:
+def _rank_findings(buffer: Buffer, indices: tuple[Any, ...], scope: NameScope) -> Iterator[ProgramFault]:
     if len(indices) != len(buffer.sizes):
         yield scope.found("rank", f"{len(indices)} indices of {buffer.name}, which has {len(buffer.sizes)} dims")
 
 
-def _range_findings(buffer: Buffer, indices: tuple[Any, ...], scope: Scope) -> Iterator[ProgramFault]:
+def _range_findings(buffer: Buffer, indices: tuple[Any, ...], scope: NameScope) -> Iterator[ProgramFault]:
     if not scope.runs:
         return
     for dim, (index, size) in enumerate(zip(indices, buffer.sizes, strict=False)):
@@ -256,4 +256,4 @@ def _short(value: Value) -> str:
     return text if len(text) <= _TEXT else text[: _TEXT - 3] + "..."
 
 
-__all__ = ["ProgramFault", "Scope", "reduction_findings", "size_findings", "store_findings", "value_findings"]
+__all__ = ["NameScope", "ProgramFault", "reduction_findings", "size_findings", "store_findings", "value_findings"]

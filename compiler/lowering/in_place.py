@@ -49,7 +49,7 @@ def write_in_place(program: Program) -> dict[str, str]:
         if program.buffers[back.made].kind != "input" or writers[back.made] != [back.place]:
             continue
         chain = _chain(back, copies, writers)
-        if chain and _Versions(program, [*chain, back]).share_memory():
+        if chain and _InputVersions(program, [*chain, back]).share_memory():
             gone |= {copy.made: back.made for copy in chain}
             dropped |= {copy.place for copy in (*chain, back)}
     if not gone:
@@ -83,7 +83,7 @@ def _chain(back: _Copy, copies: dict[int, _Copy], writers: dict[str, list[int]])
     return chain[::-1]
 
 
-class _Versions:
+class _InputVersions:
     """Versions of an input: the input and copies of it, in order, each of which is written to in part.
 
     Args:

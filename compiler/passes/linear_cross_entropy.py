@@ -28,7 +28,7 @@ _PASSED = RESHAPES | ALIASES | COPIES | {"aten._to_copy"}  # between a product a
 
 
 @dataclass(frozen=True)
-class Gradients:
+class LossGradients:
     """The backward of a loss: the gradient that comes in, and the calls that read the gradient of the product.
 
     Gradients of the weight have shape [V, H] or, transposed, [H, V].
@@ -52,7 +52,7 @@ class LinearCrossEntropy:
     steps: list[fx.Node]
     log_softmax: fx.Node
     loss: fx.Node
-    gradients: Gradients | None
+    gradients: LossGradients | None
 
     @property
     def bytes(self) -> int:
@@ -131,7 +131,7 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
 # -- the backward -----------------------------------------------------------------------------------------------------
 
 
-def _gradients(readers: set[fx.Node], loss: fx.Node, steps: list[fx.Node], product: fx.Node) -> Gradients | None:
+def _gradients(readers: set[fx.Node], loss: fx.Node, steps: list[fx.Node], product: fx.Node) -> LossGradients | None:
     """The backward, if it is the backward of this loss alone."""
     named = {op_name(reader): reader for reader in readers}
     ours = ("aten.nll_loss_backward", "aten._log_softmax_backward_data")
@@ -146,7 +146,7 @@ def _gradients(readers: set[fx.Node], loss: fx.Node, steps: list[fx.Node], produ
     if shape(gradient) != shape(product) or val(gradient).dtype != val(product).dtype:
         return None
     rows, weight = product.args[-2:]
-    found = Gradients(of_loss.args[0])  # type: ignore[arg-type]
+    found = LossGradients(of_loss.args[0])  # type: ignore[arg-type]
     sorted_out = all(_enter(user, gradient, found, rows, weight) for user in gradient.users)
     return found if sorted_out and gradient.users and not (found.weights and found.turned) else None
 
@@ -175,7 +175,7 @@ def _followed(node: fx.Node) -> tuple[fx.Node, list[tuple[Any, ...]]]:
     return node, undone
 
 
-def _enter(user: fx.Node, gradient: fx.Node, found: Gradients, rows: Any, weight: Any) -> bool:
+def _enter(user: fx.Node, gradient: fx.Node, found: LossGradients, rows: Any, weight: Any) -> bool:
     """Record the call of one reader of the product's gradient; False if it computes something else."""
     name, args = op_name(user), user.args
     if name == "aten.t":
@@ -194,7 +194,7 @@ def _enter(user: fx.Node, gradient: fx.Node, found: Gradients, rows: Any, weight
     return False
 
 
-def _enter_turned(reader: fx.Node, turned: fx.Node, found: Gradients, rows: Any) -> bool:
+def _enter_turned(reader: fx.Node, turned: fx.Node, found: LossGradients, rows: Any) -> bool:
     if op_name(reader) != "aten.mm" or reader.args[0] is not turned or _turned(reader.args[1]) != _turned(rows):
         return False
     found.weights.append(reader)

@@ -29,7 +29,7 @@ from ...rewrites.graph import op_name, shape, val
 from ...rewrites.moves import RESHAPES
 from ...rewrites.sizes import SizeTable
 from ..autograd.joint_graph import backward_nodes, mark_recomputed
-from .linear_cross_entropy import MEAN, SUM, Gradients, LinearCrossEntropy, find
+from .linear_cross_entropy import MEAN, SUM, LinearCrossEntropy, LossGradients, find
 from .recompute_softmax import ROWS
 
 aten = torch.ops.aten
@@ -183,7 +183,7 @@ class _Writing:
             weight = call(aten.mul.Tensor, weight, self._as(chosen, self.wide))
         return call(aten.mul.Tensor, slope, weight)
 
-    def _multiply(self, asked: Gradients, gradient: fx.Node, rows: fx.Node) -> None:
+    def _multiply(self, asked: LossGradients, gradient: fx.Node, rows: fx.Node) -> None:
         """The products that read the gradient of a block's logits; those for the weight are accumulated."""
         call = self.call
         if asked.rows:

@@ -29,7 +29,7 @@ from .inplace import overwrites
 from .interleaved import by_groups
 from .kernels import kernel_of
 from .launches.kernel_launches import with_launches
-from .legality import Refusal, can_fuse
+from .legality import FusionRefusal, can_fuse
 from .log import FusionLog
 from .merge_slices import join_parts
 from .narrow_integers import narrow_integers
@@ -131,7 +131,7 @@ __all__ = [
     "CPU",
     "GPU",
     "FusionLog",
-    "Refusal",
+    "FusionRefusal",
     "Schedule",
     "ScheduleFault",
     "Target",

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..ir.index.index import Index, Var, mul, quotient, remainder
 from .affine import Digit, Offset, ascending, at_most, digits, less
-from .groups import Access, Axes, Group, Member, extent_of, split_axes
+from .groups import Axes, AxisAccess, Group, Member, extent_of, split_axes
 from .profit import guess
 
 _TRIES = 4  # buffers that two groups share, by which alignment is tried
@@ -56,7 +56,7 @@ def alignments(a: Group, b: Group, buffers: list[str], axes: Axes) -> Iterator[A
         yield _applied(a, b, match)
 
 
-def _telling(group: Group, name: str) -> Access | None:
+def _telling(group: Group, name: str) -> AxisAccess | None:
     """The access to a buffer that steps most axes, writes first."""
     found = [a for m in group.members for a in m.touched.get(name, ()) if a.offset is not None]
     return max(found, key=lambda a: (sum(map(_is_step, digits(a.offset).digits)), a.write), default=None)

@@ -33,7 +33,7 @@ Version = tuple[str, int]
 
 def check_schedule(program: Program, schedule: Schedule) -> list[ScheduleFault]:
     """All that is wrong with a schedule of `program`; nothing where every dependence is kept."""
-    found = _Versions(program, schedule).run()
+    found = _VersionCheck(program, schedule).run()
     for step in schedule.steps:
         if isinstance(step, Kernel):
             found += loop_findings(step, atomic=schedule.target.atomic)
@@ -190,7 +190,7 @@ def _late(number: Any) -> Iterator[str]:
             yield from _late(bound) if isinstance(bound, Index) else ()
 
 
-class _Versions:
+class _VersionCheck:
     def __init__(self, program: Program, schedule: Schedule) -> None:
         self._program, self._schedule = program, schedule
         self._expected = _Expected(program)

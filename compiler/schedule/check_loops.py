@@ -44,7 +44,7 @@ class ScheduleFault:
 
 
 @dataclass(frozen=True, eq=False)
-class _Touch:
+class _TreeAccess:
     """One access in a loop tree.
 
     Args:
@@ -71,7 +71,7 @@ def loop_findings(kernel: Kernel, *, atomic: bool = False) -> list[ScheduleFault
     return list(_Kernel(kernel, atomic).findings())
 
 
-def _touches(body: tuple[Statement, ...], loops: tuple[Loop, ...], number: list[int]) -> Iterator[_Touch]:
+def _touches(body: tuple[Statement, ...], loops: tuple[Loop, ...], number: list[int]) -> Iterator[_TreeAccess]:
     for statement in body:
         if isinstance(statement, Loop):
             yield from _touches(statement.body, (*loops, statement), number)
@@ -83,7 +83,7 @@ def _touches(body: tuple[Statement, ...], loops: tuple[Loop, ...], number: list[
         yield from _of_statement(statement, loops, number[0])
 
 
-def _of_statement(statement: Assign | Update, loops: tuple[Loop, ...], number: int) -> Iterator[_Touch]:
+def _of_statement(statement: Assign | Update, loops: tuple[Loop, ...], number: int) -> Iterator[_TreeAccess]:
     roots: list[Any] = list(statement.reduction.values) if isinstance(statement, Update) else []
     if isinstance(statement, Assign):
         roots = [statement.store.value]
@@ -91,10 +91,10 @@ def _of_statement(statement: Assign | Update, loops: tuple[Loop, ...], number: i
     sure = _unguarded(roots)
     for value in walk(roots):
         if isinstance(value, Load) and value.indices:
-            yield _Touch(value.buffer, value.indices[0], False, loops, number, value not in sure)
+            yield _TreeAccess(value.buffer, value.indices[0], False, loops, number, value not in sure)
     if isinstance(statement, Assign):
         store = statement.store
-        yield _Touch(store.buffer, store.indices[0], True, loops, number, mode=store.mode)
+        yield _TreeAccess(store.buffer, store.indices[0], True, loops, number, mode=store.mode)
 
 
 def _unguarded(roots: list[Any]) -> set[Any]:
@@ -114,12 +114,12 @@ class _Kernel:
         self._kernel, self._atomic = kernel, atomic
         self._scratch = {b.name: b for b in kernel.scratch}
         self._sizes = {s.name: _sample(s, k) for k, s in enumerate(kernel.sizes)}
-        self._offsets: dict[_Touch, torch.Tensor] = {}
+        self._offsets: dict[_TreeAccess, torch.Tensor] = {}
         self._iterations: dict[int, torch.Tensor] = {}  # by loop: two that are alike may be looked at differently
         self._grids: dict[tuple[Any, ...], dict[Atom, torch.Tensor]] = {}  # by loops and data
 
     def findings(self) -> Iterator[ScheduleFault]:
-        by_buffer: dict[str, list[_Touch]] = {}
+        by_buffer: dict[str, list[_TreeAccess]] = {}
         for touch in _touches(self._kernel.body, (), [0]):
             self._bound(touch.loops)
             by_buffer.setdefault(touch.buffer, []).append(touch)
@@ -131,7 +131,7 @@ class _Kernel:
 
     # -- real buffers: an element is touched in one iteration of shared loops -------------------------------------
 
-    def _real(self, name: str, touches: list[_Touch]) -> Iterator[ScheduleFault]:
+    def _real(self, name: str, touches: list[_TreeAccess]) -> Iterator[ScheduleFault]:
         for write in (t for t in touches if t.write):
             for other in touches:
                 if self._atomic and _may_meet(write, other):
@@ -151,7 +151,7 @@ class _Kernel:
                         f"{shared[-1].var.name}",
                     )  # fmt: skip
 
-    def _meet(self, write: _Touch, other: _Touch, shared: tuple[Loop, ...]) -> bool:
+    def _meet(self, write: _TreeAccess, other: _TreeAccess, shared: tuple[Loop, ...]) -> bool:
         """Whether elements that both touch are touched in the same iteration of the `shared` loops."""
         written, touched = self._offset(write), self._offset(other)
         if not written.numel() or not touched.numel():
@@ -170,7 +170,7 @@ class _Kernel:
 
     # -- scratch: elements that are read were written before, in the same iteration -------------------------------
 
-    def _scratch_findings(self, name: str, touches: list[_Touch]) -> Iterator[ScheduleFault]:
+    def _scratch_findings(self, name: str, touches: list[_TreeAccess]) -> Iterator[ScheduleFault]:
         outside = [t for t in touches if not any(loop.parallel for loop in t.loops)]
         if outside and any(loop.parallel for t in touches for loop in t.loops):
             yield ScheduleFault("race", self._kernel.name, f"scratch {name} is used outside of the parallel loops")
@@ -186,11 +186,11 @@ class _Kernel:
                 f"statement {read.statement} reads elements of {name} that nothing wrote in that iteration",
             )  # fmt: skip
 
-    def _leaves(self, touch: _Touch, size: int) -> bool:
+    def _leaves(self, touch: _TreeAccess, size: int) -> bool:
         offset = self._offset(touch)
         return bool(((offset < 0) | (offset >= size)).any())
 
-    def _covered(self, read: _Touch, writes: list[_Touch]) -> bool:
+    def _covered(self, read: _TreeAccess, writes: list[_TreeAccess]) -> bool:
         wanted = self._offset(read)
         missing = torch.ones(wanted.shape, dtype=torch.bool)
         for write in writes:
@@ -205,7 +205,7 @@ class _Kernel:
 
     # -- enumeration ----------------------------------------------------------------------------------------------
 
-    def _offset(self, touch: _Touch) -> torch.Tensor:
+    def _offset(self, touch: _TreeAccess) -> torch.Tensor:
         """The offset in each iteration."""
         if touch not in self._offsets:
             grid = self._grid(touch)
@@ -213,7 +213,7 @@ class _Kernel:
             self._offsets[touch] = torch.as_tensor(self._number(touch.offset, grid)).expand(shape).reshape(-1)
         return self._offsets[touch]
 
-    def _iteration(self, touch: _Touch, shared: tuple[Loop, ...]) -> torch.Tensor:
+    def _iteration(self, touch: _TreeAccess, shared: tuple[Loop, ...]) -> torch.Tensor:
         """A number for each combination of the `shared` loops' iterations, in each iteration of the touch."""
         grid = self._grid(touch)
         shape = torch.broadcast_shapes((1,), *(v.shape for v in grid.values()))
@@ -222,7 +222,7 @@ class _Kernel:
             number = number * (self._extent(loop) + 1) + grid[loop.var]
         return number.expand(shape).reshape(-1)
 
-    def _grid(self, touch: _Touch) -> dict[Atom, torch.Tensor]:
+    def _grid(self, touch: _TreeAccess) -> dict[Atom, torch.Tensor]:
         """The values of variables, and of indices read from memory, one dim for each."""
         data = _data(touch)
         key = (*map(id, touch.loops), *data)
@@ -271,16 +271,16 @@ def _sample(size: Size, position: int) -> int:
     return wanted if size.high is None else min(wanted, size.high)
 
 
-def _data(touch: _Touch) -> tuple[Loaded, ...]:
+def _data(touch: _TreeAccess) -> tuple[Loaded, ...]:
     """The indices read from memory that an offset depends on."""
     return tuple(dict.fromkeys(a for a in atoms(touch.offset) if isinstance(a, Loaded)))
 
 
-def _by_data(touch: _Touch) -> bool:
+def _by_data(touch: _TreeAccess) -> bool:
     return bool(_data(touch))
 
 
-def _may_meet(write: _Touch, other: _Touch) -> bool:
+def _may_meet(write: _TreeAccess, other: _TreeAccess) -> bool:
     """Whether two touches of one element, side by side, are in the program: additions, a store by data."""
     if write.mode is not None:
         return write.mode == other.mode

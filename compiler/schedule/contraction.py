@@ -18,12 +18,12 @@ from ..ir.index.index import Index, add, mul
 from ..ir.program import Buffer
 from ..ir.value import compute_dtype
 from .affine import OPAQUE, digits, variables_of
-from .groups import Access, Member
+from .groups import AxisAccess, Member
 from .loop_tree import Nest, Tree, leaves
 from .target import CPU, Target
 
 Path = tuple[Nest, ...]
-Touch = tuple[int, Path, Member, Access]
+Touch = tuple[int, Path, Member, AxisAccess]
 
 
 @dataclass(frozen=True)

@@ -18,27 +18,27 @@ from ..ir.value import Load, Value, indices_of, walk
 
 
 @dataclass(frozen=True)
-class Effects:
+class ItemEffects:
     """The buffers that an item reads and writes."""
 
     reads: frozenset[str]
     writes: frozenset[str]
     ordered: bool = False  # keeps its place among the others that are
 
-    def conflicts(self, other: Effects) -> bool:
+    def conflicts(self, other: ItemEffects) -> bool:
         """Whether the order of the two matters."""
         if self.ordered and other.ordered:
             return True
         return bool(self.writes & other.reads or self.reads & other.writes or self.writes & other.writes)
 
 
-def effects(item: Item) -> Effects:
+def effects(item: Item) -> ItemEffects:
     """The buffers that `item` reads and writes."""
     if isinstance(item, Extern):
-        return Effects(frozenset(item.reads), frozenset(item.writes), not item.pure)
+        return ItemEffects(frozenset(item.reads), frozenset(item.writes), not item.pure)
     writes = frozenset(s.buffer for s in item.stores)
     combined = {s.buffer for s in item.stores if s.mode is not None}
-    return Effects(frozenset(v.buffer for v in loads(item)) | combined | tokens(item), writes)
+    return ItemEffects(frozenset(v.buffer for v in loads(item)) | combined | tokens(item), writes)
 
 
 def roots(item: Definition) -> list[Value]:
@@ -113,7 +113,7 @@ def live(program: Program) -> list[Item]:
     return kept[::-1]
 
 
-def order_of(all_effects: Sequence[Effects]) -> list[set[int]]:
+def order_of(all_effects: Sequence[ItemEffects]) -> list[set[int]]:
     """For each item the items that must come before it: enough for all others to follow from them."""
     found: list[set[int]] = []
     writer: dict[str, int] = {}

@@ -16,10 +16,10 @@ from ...rewrites.switches import allowed
 from ..ir.index.index import add, mul
 from ..ir.program import Buffer, Extern, Item
 from .affine import digits
-from .dependences import Effects, effects, order_of
+from .dependences import ItemEffects, effects, order_of
 from .groups import Axes, Group, Member, Step, extent_of, members_of
 from .inlining import LAUNCH, cost_of
-from .legality import Fusion, Refusal, fusion_of, makes_serial, maps_in_columns, walks_across
+from .legality import Fusion, FusionRefusal, fusion_of, makes_serial, maps_in_columns, walks_across
 from .log import FusionLog
 from .loop_tree import Tree, tree_of
 from .pieces import are_apart, wasted_bytes
@@ -84,7 +84,7 @@ class Fuser:
         self._weights = {name: bytes_of(b) for name, b in buffers.items()}
         self._buffers = buffers
         self._steps: dict[int, Step] = {}
-        self._effects: dict[int, Effects] = {}
+        self._effects: dict[int, ItemEffects] = {}
         self._users: dict[str, frozenset[int]] = {}
         self._before: dict[int, set[int]] = {}
         self._after: dict[int, set[int]] = {}
@@ -143,7 +143,7 @@ class Fuser:
                 continue
             found = self._allowed(a, b, self._try(a, b, score))
             self.log.candidate(number, self._steps[a], self._steps[b], score, found)
-            if isinstance(found, Refusal):
+            if isinstance(found, FusionRefusal):
                 self._refused[a, b] = found.code
             else:
                 self._merge(a, b, found)
@@ -169,35 +169,35 @@ class Fuser:
             for at, a in enumerate(near):
                 yield from ((a, b) for b in near[at + 1 : at + 1 + _NEAREST])
 
-    def _try(self, a: int, b: int, score: int) -> Fusion | Refusal:
+    def _try(self, a: int, b: int, score: int) -> Fusion | FusionRefusal:
         if self._between(a, b) or self._between(b, a):
-            return Refusal("cycle")
+            return FusionRefusal("cycle")
         one, other = self._steps[a], self._steps[b]
         assert isinstance(one, Group) and isinstance(other, Group)
         shared = touched(one) & touched(other)
         writes = written(one) | written(other)
         if len({self._buffers[name].device for name in writes}) > 1:
-            return Refusal("device")
+            return FusionRefusal("device")
         held = self._held(one, other)
         if held > max(_HELD, _WORTH_HOLDING * score):
-            return Refusal("memory")
+            return FusionRefusal("memory")
         telling = sorted(shared, key=lambda n: (n not in writes, -self._weights[n], n))
         found = fusion_of(one, other, telling, self.axes, self._target, in_columns=self._in_columns)
         if isinstance(found, Fusion) and all(_are_pieces(one, other, name) for name in shared):
-            return Refusal("no-gain", tuple(telling[:1]))
+            return FusionRefusal("no-gain", tuple(telling[:1]))
         slow = ""
         if isinstance(found, Fusion) and self._target.serial:
             apart = [name for name in shared if are_apart(one.members, other.members, self._buffers[name])]
             slow = self._slow(found, one, other, max(0, score - sum(self._weights[name] for name in apart)))
-        return Refusal(slow, tuple(telling[:1])) if slow else found
+        return FusionRefusal(slow, tuple(telling[:1])) if slow else found
 
-    def _allowed(self, a: int, b: int, found: Fusion | Refusal) -> Fusion | Refusal:
+    def _allowed(self, a: int, b: int, found: Fusion | FusionRefusal) -> Fusion | FusionRefusal:
         """The fusion that was found, or a refusal if switches forbid it."""
         one, other = self._steps[a], self._steps[b]
-        if isinstance(found, Refusal) or not isinstance(one, Group) or not isinstance(other, Group):
+        if isinstance(found, FusionRefusal) or not isinstance(one, Group) or not isinstance(other, Group):
             return found
         nodes = dict.fromkeys(n for g in (one, other) for m in g.members for n in m.definition.nodes)
-        return found if allowed("fusion", f"{one.name} with {other.name}", nodes) else Refusal("switched-off")
+        return found if allowed("fusion", f"{one.name} with {other.name}", nodes) else FusionRefusal("switched-off")
 
     def _slow(self, found: Fusion, one: Group, other: Group, score: int) -> str:
         """Why a legal fusion would be slower than two kernels; empty if it would not."""
@@ -259,7 +259,7 @@ class Fuser:
         key = next(self._keys)
         self._steps[key] = Group(found.members, found.chain, key)
         first, second = self._effects.pop(a), self._effects.pop(b)
-        self._effects[key] = Effects(first.reads | second.reads, first.writes | second.writes)
+        self._effects[key] = ItemEffects(first.reads | second.reads, first.writes | second.writes)
         for name in self._effects[key].reads | self._effects[key].writes:
             self._users[name] = self._users[name] - {a, b} | {key}
         self._reconnect(a, b, key)

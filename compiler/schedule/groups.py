@@ -25,7 +25,7 @@ Part = Literal["map", "fold", "store", "scan"]
 
 
 @dataclass(frozen=True)
-class Access:
+class AxisAccess:
     """A touch of memory: `offset` over axes (None: the one element of a number passed by value)."""
 
     buffer: str
@@ -55,11 +55,11 @@ class Member:
     outer: tuple[Var, ...]
     reduced: tuple[Var, ...]
     where: Mapping[Var, Any]
-    accesses: tuple[Access, ...]
+    accesses: tuple[AxisAccess, ...]
     numbers: tuple[Any, ...] = ()
     folds: frozenset[str] = frozenset()  # reductions that it folds
     uses: frozenset[str] = frozenset()  # reductions whose results it reads
-    touched: Mapping[str, tuple[Access, ...]] = field(default_factory=dict)
+    touched: Mapping[str, tuple[AxisAccess, ...]] = field(default_factory=dict)
 
     @property
     def axes(self) -> tuple[Var, ...]:
@@ -77,7 +77,7 @@ class Member:
 
     def over(self, by: Mapping[Var, Any], outer: tuple[Var, ...], reduced: tuple[Var, ...]) -> Member:
         """The member with axes replaced by indices over others, which become `outer` and `reduced`."""
-        accesses = tuple(Access(a.buffer, rebuild(a.offset, by.get), a.write) for a in self.accesses)  # type: ignore[arg-type]
+        accesses = tuple(AxisAccess(a.buffer, rebuild(a.offset, by.get), a.write) for a in self.accesses)  # type: ignore[arg-type]
         return replace(
             self,
             outer=outer,
@@ -89,9 +89,9 @@ class Member:
         )
 
 
-def by_buffer(accesses: Iterable[Access]) -> dict[str, tuple[Access, ...]]:
+def by_buffer(accesses: Iterable[AxisAccess]) -> dict[str, tuple[AxisAccess, ...]]:
     """Accesses by the buffer they touch."""
-    found: dict[str, tuple[Access, ...]] = {}
+    found: dict[str, tuple[AxisAccess, ...]] = {}
     for access in accesses:
         found[access.buffer] = (*found.get(access.buffer, ()), access)
     return found
@@ -139,7 +139,7 @@ def _member(
 class _Seen:
     """The accesses of memory, indices, and reductions whose results are used within values."""
 
-    accesses: tuple[Access, ...]
+    accesses: tuple[AxisAccess, ...]
     numbers: tuple[Any, ...]
     uses: frozenset[str]
 
@@ -149,13 +149,13 @@ def _seen(definition: Definition, part: Part) -> _Seen:
     accesses, numbers, uses = [], [], set()
     for value in walk(_values(definition, part)):
         if isinstance(value, Load):
-            accesses.append(Access(value.buffer, value.indices[0] if value.indices else None, False))
+            accesses.append(AxisAccess(value.buffer, value.indices[0] if value.indices else None, False))
         elif isinstance(value, Number):
             numbers.append(value.index)
         elif isinstance(value, Result):
             uses.add(value.reduction)
     if part != "fold":
-        accesses += [Access(s.buffer, s.indices[0], True) for s in definition.stores]
+        accesses += [AxisAccess(s.buffer, s.indices[0], True) for s in definition.stores]
     return _Seen(tuple(accesses), tuple(numbers), frozenset(uses))
 
 

@@ -61,7 +61,7 @@ NOT_INLINED = {
 
 
 @dataclass(frozen=True)
-class Cost:
+class ValueCost:
     """The cost of a value: operations, loads of as many elements as there are iterations, and slow operations."""
 
     ops: int
@@ -76,7 +76,7 @@ class Cost:
         return self.ops <= _CHEAP and self.loads <= 1 and not self.slow
 
 
-def cost_of(value: Value, loops: Sequence[Var], buffers: Mapping[str, Buffer]) -> Cost:
+def cost_of(value: Value, loops: Sequence[Var], buffers: Mapping[str, Buffer]) -> ValueCost:
     """The cost of a value in a nest over `loops`. Memory may hold narrower values than those that are computed."""
     ops, full, slow, work, loaded = 0, 0, False, 0, 0
     for part in walk([value]):
@@ -88,7 +88,7 @@ def cost_of(value: Value, loops: Sequence[Var], buffers: Mapping[str, Buffer]) -
             work += _work(part)
         elif isinstance(part, Load) and _steps_all(part, loops):
             full, loaded = full + 1, loaded + buffers[part.buffer].dtype.itemsize
-    return Cost(ops, full, slow, work, loaded)
+    return ValueCost(ops, full, slow, work, loaded)
 
 
 def _limits(value: Op) -> bool:
@@ -252,7 +252,7 @@ class _Inliner:
                 return False
         return True
 
-    def _affordable(self, name: str, value: Value, cost: Cost, readers: list[int]) -> bool:
+    def _affordable(self, name: str, value: Value, cost: ValueCost, readers: list[int]) -> bool:
         sites = [(self._items[r], load) for r in readers for load in self._loads_of(r) if load.buffer == name]
         if cost.cheap or isinstance(value, Const):
             return True
@@ -262,7 +262,7 @@ class _Inliner:
             return False
         return all(self._reads_each_once(name, reader, load) for reader, load in sites)
 
-    def _saves_a_launch(self, name: str, value: Value, cost: Cost, sites: Sequence[tuple[Item, Load]]) -> bool:
+    def _saves_a_launch(self, name: str, value: Value, cost: ValueCost, sites: Sequence[tuple[Item, Load]]) -> bool:
         """Whether a launch of its own takes longer than computing a value of the program's inputs at each reading.
 
         What is computed from another kernel's results is part of that kernel, and needs no launch. A reader that
@@ -320,7 +320,7 @@ class _Inliner:
                 self._above.append(functools.reduce(lambda bits, at: bits | self._above[at] | 1 << at, before, 0))
         return bool(self._above[item] >> other & 1)
 
-    def _cheaper_than_memory(self, name: str, cost: Cost, readers: list[int]) -> bool:
+    def _cheaper_than_memory(self, name: str, cost: ValueCost, readers: list[int]) -> bool:
         """Whether computing a value in each kernel takes less time than writing it once and reading it there.
 
         A first reader with the same loops over the same elements computes the value anyway, and reads nothing.

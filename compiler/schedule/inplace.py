@@ -18,7 +18,7 @@ Place = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _Touch:
+class _BodyAccess:
     """A read or write: the body that it stands in (a path of statement numbers), the statement, the index."""
 
     body: Place
@@ -37,7 +37,7 @@ def overwrites(kernel: Kernel) -> tuple[tuple[str, str], ...]:
         users = Counter(p.buffer.name for part in kernel.parts for p in part.params)
         found = [pair for part in kernel.parts for pair in overwrites(part)]
         return tuple((new, old) for new, old in found if users[new] == users[old] == 1)
-    touches: dict[str, list[_Touch]] = {}
+    touches: dict[str, list[_BodyAccess]] = {}
     for name, touch in _touches(kernel.body, ()):
         touches.setdefault(name, []).append(touch)
     written = [p.buffer for p in kernel.params if p.access == "write"]
@@ -56,21 +56,21 @@ def _alike(w: Buffer, r: Buffer) -> bool:
     )
 
 
-def _in_step(stores: list[_Touch], loads: list[_Touch]) -> bool:
+def _in_step(stores: list[_BodyAccess], loads: list[_BodyAccess]) -> bool:
     if len(stores) != 1:
         return False
     store = stores[0]
     return all(t.body == store.body and t.statement <= store.statement and t.index == store.index for t in loads)
 
 
-def _touches(body: tuple[Statement, ...], place: Place) -> Iterator[tuple[str, _Touch]]:
+def _touches(body: tuple[Statement, ...], place: Place) -> Iterator[tuple[str, _BodyAccess]]:
     for number, statement in enumerate(body):
         if isinstance(statement, (Loop, Fold)):
             yield from _touches(statement.body, (*place, number))
             continue
         for value in walk(values_of(statement)):
             if isinstance(value, Load):
-                yield value.buffer, _Touch(place, number, value.indices, False)
+                yield value.buffer, _BodyAccess(place, number, value.indices, False)
         if isinstance(statement, Assign):
             store = statement.store
-            yield store.buffer, _Touch(place, number, store.indices, True)
+            yield store.buffer, _BodyAccess(place, number, store.indices, True)

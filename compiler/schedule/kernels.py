@@ -37,10 +37,10 @@ def kernel_of(
         local: buffers that nothing outside of the group touches.
         target: the device that the kernel is for.
     """
-    return _Writer(group, buffers, local, target).kernel(name)
+    return _KernelBuilder(group, buffers, local, target).kernel(name)
 
 
-class _Writer:
+class _KernelBuilder:
     def __init__(self, group: Group, buffers: Mapping[str, Buffer], local: frozenset[str], target: Target) -> None:
         self._group, self._buffers = group, buffers
         self._trees = tree_of(group, target)

@@ -16,7 +16,7 @@ from typing import Any
 from ..ir.index.index import Index, Loaded, Var, atoms
 from .affine import digits, less, separate
 from .align import Aligned, alignments
-from .groups import Access, Axes, Group, Member, extent_of
+from .groups import Axes, AxisAccess, Group, Member, extent_of
 from .profit import guess
 from .target import CPU, NARROWEST, Target
 
@@ -51,7 +51,7 @@ MESSAGES = {
 
 
 @dataclass(frozen=True)
-class Refusal:
+class FusionRefusal:
     """Why two groups cannot be fused.
 
     Args:
@@ -80,7 +80,9 @@ class Fusion:
     chain: tuple[Var, ...]
 
 
-def can_fuse(a: Group, b: Group, shared: list[str], axes: Axes | None = None, target: Target = CPU) -> Refusal | None:
+def can_fuse(
+    a: Group, b: Group, shared: list[str], axes: Axes | None = None, target: Target = CPU
+) -> FusionRefusal | None:
     """Why two groups cannot become one kernel; None if they can.
 
     Args:
@@ -91,22 +93,22 @@ def can_fuse(a: Group, b: Group, shared: list[str], axes: Axes | None = None, ta
         target: the target of the kernels.
     """
     found = fusion_of(a, b, shared, axes or Axes(), target)
-    return found if isinstance(found, Refusal) else None
+    return found if isinstance(found, FusionRefusal) else None
 
 
 def fusion_of(
     a: Group, b: Group, shared: list[str], axes: Axes, target: Target = CPU, *, in_columns: bool = True
-) -> Fusion | Refusal:
+) -> Fusion | FusionRefusal:
     """Two groups as one, or a refusal; with `in_columns`, pointwise members may go into folds of columns."""
     if len(a.members) + len(b.members) > MAX_MEMBERS:
-        return Refusal("too-large")
+        return FusionRefusal("too-large")
     if len({n for g in (a, b) for m in g.members for n in m.touched}) > MAX_BUFFERS:
-        return Refusal("too-large")
+        return FusionRefusal("too-large")
     if not a.chain and not b.chain:
         return side_by_side(a, b, shared, axes)
     if not (a.chain and b.chain) and _fits_a_program((*a.members, *b.members), target):
         return side_by_side(a, b, shared, axes)
-    refusal = Refusal("unaligned", tuple(shared[:1]))
+    refusal = FusionRefusal("unaligned", tuple(shared[:1]))
     for aligned in alignments(a, b, shared, axes):
         found = _fused(aligned, target, in_columns)
         if isinstance(found, Fusion):
@@ -144,11 +146,11 @@ def in_order(members: Iterable[Member]) -> tuple[Member, ...]:
     return tuple(sorted(members, key=lambda m: m.place))
 
 
-def _fused(aligned: Aligned, target: Target, in_columns: bool) -> Fusion | Refusal:
+def _fused(aligned: Aligned, target: Target, in_columns: bool) -> Fusion | FusionRefusal:
     everyone = (*aligned.a, *aligned.b)
     common = [v for v in aligned.chain_a if v in aligned.chain_b]
     if not common:
-        return Refusal("unaligned")
+        return FusionRefusal("unaligned")
     columns = columns_of(everyone, target) if in_columns else frozenset()
     if columns & _barred(common, everyone):
         found = _sharing(common, everyone, columns, aligned, target)
@@ -188,20 +190,20 @@ def _are_enough(columns: int, members: Iterable[Member], target: Target) -> bool
 
 def _sharing(
     common: list[Var], everyone: tuple[Member, ...], columns: frozenset[Var], aligned: Aligned, target: Target
-) -> Fusion | Refusal:
+) -> Fusion | FusionRefusal:
     kept = _keeping_innermost(common, everyone, _barred(common, everyone) - columns)
     if not kept:
-        return Refusal("loop-order")
+        return FusionRefusal("loop-order")
     chain, culprits = _uncrossed(kept, aligned)
     while chain and (inside := _barred(chain, everyone) - columns):  # what crosses is a loop of their own
         chain, more = _uncrossed([v for v in chain if v not in inside], aligned)
         culprits |= more
     if not chain:
-        return Refusal("crossing", tuple(sorted(culprits)))
+        return FusionRefusal("crossing", tuple(sorted(culprits)))
     if target.lanes > 1 and (found := _gathered(chain, aligned)):
-        return Refusal("computed-places", tuple(sorted(found)))
+        return FusionRefusal("computed-places", tuple(sorted(found)))
     if not _parallel_enough(chain, aligned, target):
-        return Refusal("parallelism")
+        return FusionRefusal("parallelism")
     return Fusion(in_order(everyone), tuple(chain))
 
 
@@ -220,7 +222,7 @@ def _gathered(chain: list[Var], aligned: Aligned) -> set[str]:
     return found
 
 
-def _is_computed(access: Access) -> bool:
+def _is_computed(access: AxisAccess) -> bool:
     return isinstance(access.offset, Index) and any(isinstance(atom, Loaded) for atom in atoms(access.offset))
 
 

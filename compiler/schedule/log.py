@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .groups import Step
-    from .legality import Fusion, Refusal
+    from .legality import Fusion, FusionRefusal
 
 
 @dataclass(frozen=True)
-class Candidate:
+class FusionCandidate:
     """Two groups that were considered.
 
     Args:
@@ -33,7 +33,7 @@ class Candidate:
     second: str
     nodes: tuple[str, ...]
     score: int
-    refusal: Refusal | None
+    refusal: FusionRefusal | None
 
     @property
     def fused(self) -> bool:
@@ -49,12 +49,12 @@ class FusionLog:
     inlined: list[tuple[str, str]] = field(default_factory=list)  # definition, why not ("" where it was)
     shared: list[tuple[str, ...]] = field(default_factory=list)  # kernels of one launch
 
-    def candidate(self, number: int, first: Step, second: Step, score: int, found: Fusion | Refusal) -> None:
+    def candidate(self, number: int, first: Step, second: Step, score: int, found: Fusion | FusionRefusal) -> None:
         """Note one candidate."""
         self._entries.append((number, first, second, score, found))
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> tuple[FusionCandidate, ...]:
         """All candidates, in the order considered."""
         return tuple(_candidate(*entry) for entry in self._entries)
 
@@ -96,12 +96,12 @@ class FusionLog:
         return "\n".join(lines) + "\n"
 
 
-def _candidate(number: int, first: Any, second: Any, score: int, found: Any) -> Candidate:
+def _candidate(number: int, first: Any, second: Any, score: int, found: Any) -> FusionCandidate:
     nodes = tuple(dict.fromkeys(n for g in (first, second) for m in g.members for n in m.definition.nodes))
-    return Candidate(number, first.name, second.name, nodes, score, None if hasattr(found, "members") else found)
+    return FusionCandidate(number, first.name, second.name, nodes, score, None if hasattr(found, "members") else found)
 
 
-def _line(candidate: Candidate) -> str:
+def _line(candidate: FusionCandidate) -> str:
     pair = f"{candidate.first} + {candidate.second}"
     if candidate.refusal is None:
         return f"  fused   {pair:<50}  saves {_bytes(candidate.score)}"

@@ -54,7 +54,7 @@ def _filled(item: Item, kept: Collection[str]) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _SlabPart:
     """A definition that fills a slab: element `start` to `end` of dim `dim`, all of the other dims."""
 
     item: Definition
@@ -76,7 +76,7 @@ def _joined(items: Sequence[Definition], buffers: Mapping[str, Buffer], writers:
     return items if chosen[-1].end != buffer.sizes[dim] else [_choice(chosen, dim, buffer, items[-1])]
 
 
-def _in_order(parts: Sequence[_Part]) -> list[_Part]:
+def _in_order(parts: Sequence[_SlabPart]) -> list[_SlabPart]:
     """The parts from the first element on, each beginning where the one before ends, as far as they do."""
     left, found, end = list(parts), [], 0
     while (part := next((part for part in left if part.start == end), None)) is not None:
@@ -86,7 +86,7 @@ def _in_order(parts: Sequence[_Part]) -> list[_Part]:
     return found
 
 
-def _part(item: Definition, buffer: Buffer) -> _Part | None:
+def _part(item: Definition, buffer: Buffer) -> _SlabPart | None:
     found: list[tuple[int, Any, Any]] = []
     variables: list[Var | None] = []
     for dim, (index, size) in enumerate(zip(item.stores[0].indices, buffer.sizes, strict=True)):
@@ -103,7 +103,7 @@ def _part(item: Definition, buffer: Buffer) -> _Part | None:
         return None
     if any(v.extent != 1 and v not in taken for v in item.loops):
         return None
-    return _Part(item, *found[0], tuple(variables))
+    return _SlabPart(item, *found[0], tuple(variables))
 
 
 def _place(index: Any, loops: Sequence[Var]) -> tuple[Var | None, Any] | None:
@@ -117,7 +117,7 @@ def _place(index: Any, loops: Sequence[Var]) -> tuple[Var | None, Any] | None:
     return None
 
 
-def _choice(parts: Sequence[_Part], dim: int, buffer: Buffer, last: Definition) -> Definition:
+def _choice(parts: Sequence[_SlabPart], dim: int, buffer: Buffer, last: Definition) -> Definition:
     """The definition over all of the buffer."""
     loops = tuple(Var(f"c{d}", size) for d, size in enumerate(buffer.sizes))
     position = loops[dim].index()

@@ -15,7 +15,7 @@ from typing import Any
 from ..ir.index.index import Var, mul
 from ..ir.program import Buffer
 from .affine import digits, never_meet
-from .groups import Access, Member, extent_of
+from .groups import AxisAccess, Member, extent_of
 from .legality import contiguous_axis
 from .profit import bytes_of, guess
 from .target import NARROWEST, Target
@@ -66,7 +66,7 @@ def are_apart(one: Iterable[Member], other: Iterable[Member], buffer: Buffer) ->
     return all(never_meet(a.offset, b.offset) for a, _ in sides[0] for b, _ in sides[1])
 
 
-def _length(access: Access, axes: Iterable[Var]) -> int:
+def _length(access: AxisAccess, axes: Iterable[Var]) -> int:
     """How many numbers side by side the innermost loops touch."""
     strides = {axis: digits(access.offset).stride(axis) for axis in axes}
     run: Any = 1
@@ -75,7 +75,7 @@ def _length(access: Access, axes: Iterable[Var]) -> int:
     return guess(run)
 
 
-def _run(access: Access, own: Iterable[Var], shared: set[Var]) -> int:
+def _run(access: AxisAccess, own: Iterable[Var], shared: set[Var]) -> int:
     """How many numbers side by side one row touches; many where no other row touches the neighbours."""
     strides = (
         {axis: digits(access.offset).stride(axis) for axis in (*own, *shared)} if access.offset is not None else {}

@@ -28,7 +28,7 @@ from ..ir.kernel import Assign, Fold, Kernel, Loop, Param, Statement
 from ..ir.program import Buffer, Extern
 from ..ir.value import Load, walk
 from .affine import never_meet
-from .dependences import Effects, effects, order_of, tokens_of_memory
+from .dependences import ItemEffects, effects, order_of, tokens_of_memory
 from .profit import bytes_of, guess
 from .target import Target
 
@@ -114,14 +114,14 @@ def _touched(body: Iterable[Statement], times: int = 1) -> Counter[str]:
     return found
 
 
-def _effects(step: Step, buffers: Mapping[str, Buffer]) -> Effects:
+def _effects(step: Step, buffers: Mapping[str, Buffer]) -> ItemEffects:
     if isinstance(step, Extern):
         return effects(step)
     late = {token for size in step.sizes if isinstance(size, Late) for token in size.tokens}
     writes = frozenset(p.buffer.name for p in step.params if p.access != "read")
     memory = {token for name in writes if name in buffers for token in tokens_of_memory(buffers[name])}
     reads = {p.buffer.name for p in step.params if p.access != "write"} | late | memory
-    return Effects(frozenset(reads), writes)
+    return ItemEffects(frozenset(reads), writes)
 
 
 def _of_one_result(
@@ -136,14 +136,14 @@ def _of_one_result(
     return [places for places in pieces.values() if all(joins(steps[k]) for k in places)]
 
 
-def _all_pieces(steps: Sequence[Step], found: Sequence[Effects]) -> dict[str, list[int]]:
+def _all_pieces(steps: Sequence[Step], found: Sequence[ItemEffects]) -> dict[str, list[int]]:
     """By buffer, the steps that store pieces of it before anything else touches it; of at least two pieces."""
     counts = Counter(name for one in found for name in one.writes)
     often = [name for name, count in counts.items() if count > 1]
     return {name: places for name in often if len(places := _pieces(name, steps, found)) > 1}
 
 
-def _with_pieces(found: Sequence[Effects], pieces: Mapping[str, list[int]]) -> list[Effects]:
+def _with_pieces(found: Sequence[ItemEffects], pieces: Mapping[str, list[int]]) -> list[ItemEffects]:
     """Effects by which kernels that store pieces of one buffer, with no element in common, may come in any order.
 
     k0 writes t[x];  k1 writes t[x + 512];  k2 reads t     ->     k0 writes t, t[0];  k1 writes t, t[1];  k2 reads both
@@ -161,7 +161,7 @@ def _with_pieces(found: Sequence[Effects], pieces: Mapping[str, list[int]]) -> l
     return made
 
 
-def _pieces(name: str, steps: Sequence[Step], found: Sequence[Effects]) -> list[int]:
+def _pieces(name: str, steps: Sequence[Step], found: Sequence[ItemEffects]) -> list[int]:
     """The first steps that touch a buffer, if they are kernels that store pieces of it apart from each other."""
     places: list[int] = []
     offsets: list[list[Any]] = []

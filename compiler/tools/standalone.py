@@ -17,9 +17,9 @@ from torch import fx
 from ..._version import __version__
 from ...rewrites.compat import OpOverload
 from ..backend import Compilation
-from ..codegen.cpp.build import CompiledKernel
-from ..codegen.cpp.compiler import FLAGS, Source
-from ..codegen.wrapper.emit import Source as WrapperSource
+from ..codegen.cpp.build import CppKernel
+from ..codegen.cpp.compiler import FLAGS, LibrarySource
+from ..codegen.wrapper.emit import WrapperSource
 from ..options import Options
 from ..templates import TemplateKernel
 from .profile.running import of_its_own, step_of, undisturbed
@@ -227,7 +227,7 @@ def standalone(
 
 def _write(graph: Graph, folder: Path) -> Path:
     path = folder / (re.sub(r"\W+", "-", graph.name).strip("-") + ".py")
-    sources: dict[Source, str] = {}
+    sources: dict[LibrarySource, str] = {}
     constants: dict[str, torch.Tensor] = {}
     made = [f'    "{name}": {_object(name, one, sources, constants)},' for name, one in graph.source.objects.items()]
     if constants:
@@ -252,12 +252,12 @@ def _write(graph: Graph, folder: Path) -> Path:
     return path
 
 
-def _object(name: str, value: Any, sources: dict[Source, str], constants: dict[str, torch.Tensor]) -> str:
+def _object(name: str, value: Any, sources: dict[LibrarySource, str], constants: dict[str, torch.Tensor]) -> str:
     """What makes a thing that the wrapper names."""
     if isinstance(value, torch.Tensor) and value.device.type == "cpu":
         constants[name] = value.detach()
         return f'CONSTANTS["{name}"]'
-    if isinstance(value, CompiledKernel):
+    if isinstance(value, CppKernel):
         return f'kernel("{_key(value.unit, sources)}", "{value.name}", "{value.kinds}")'
     if isinstance(value, TemplateKernel):
         key = _key(value.unit(), sources)
@@ -270,7 +270,7 @@ def _object(name: str, value: Any, sources: dict[Source, str], constants: dict[s
     raise NotStandaloneError(f"the graph needs {name}, a {type(value).__name__} that only regraft has")
 
 
-def _key(source: Source, sources: dict[Source, str]) -> str:
+def _key(source: LibrarySource, sources: dict[LibrarySource, str]) -> str:
     return sources.setdefault(source, f"unit{len(sources)}")
 
 

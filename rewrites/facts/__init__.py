@@ -37,14 +37,14 @@ from .evaluate import (
     summary,
     table_of,
 )  # fmt: skip
-from .fact import REAL, Choice, Fact, Positions, Table, Uniform, ends, nonnegative
+from .fact import REAL, Conditional, Fact, Positions, Table, Uniform, ends, nonnegative
 from .joins import CASTS, JOINS
 from .pointwise import ELEMENTWISE, EXACT, is_exact, takes_gradient
 from .sources import SOURCES
 from .views import VIEWS
 
 __all__ = [
-    "MAX_BYTES", "Choice", "Fact", "Positions", "Table", "Uniform", "derive", "ends", "example", "fact_of",
+    "MAX_BYTES", "Conditional", "Fact", "Positions", "Table", "Uniform", "derive", "ends", "example", "fact_of",
     "facts_of_graph", "gets_gradient", "is_cheap", "is_known_exactly", "is_same_on_cpu", "literal", "nonnegative",
     "on_cpu", "summary",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from .. import compat
 from ..graph import dtype, is_tensor, nodes_in, op_name, rank, val
 from ..purity import is_pure
 from ..symbolic import concrete, hint
-from .fact import REAL, Choice, Fact, Number, Positions, Table, Uniform
+from .fact import REAL, Conditional, Fact, Number, Positions, Table, Uniform
 
 MAX_BYTES = 1 << 16  # of a tensor that is computed element by element while compiling
 MAX_EXAMPLE = 1 << 26  # elements of a tensor that is made up for a measurement
@@ -116,7 +116,7 @@ def _is_small(node: fx.Node) -> bool:
 
 def _is_numeric(fact: Fact) -> bool:
     """Whether a fact has no symbols."""
-    if isinstance(fact, Choice):
+    if isinstance(fact, Conditional):
         return all(map(_is_numeric, fact.conditions))
     return not isinstance(fact, Positions) or all(map(concrete, (fact.offset, *fact.steps)))
 
@@ -179,7 +179,7 @@ def example(fact: Fact, value: torch.Tensor) -> torch.Tensor | None:
 
 def _hinted(fact: Fact) -> Fact | None:
     """A fact of numbers alone."""
-    if isinstance(fact, Choice):
+    if isinstance(fact, Conditional):
         conditions = [found for condition in fact.conditions if (found := _hinted_positions(condition)) is not None]
         return replace(fact, conditions=tuple(conditions)) if len(conditions) == len(fact.conditions) else None
     return _hinted_positions(fact) if isinstance(fact, Positions) else fact

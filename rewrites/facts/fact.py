@@ -65,7 +65,7 @@ class Positions:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class Conditional:
     """`yes` where all of `conditions` are non-negative, `no` elsewhere."""
 
     conditions: tuple[Positions, ...]
@@ -82,7 +82,7 @@ class Table:
     exact: bool = True
 
 
-Fact = Uniform | Positions | Choice | Table
+Fact = Uniform | Positions | Conditional | Table
 
 
 def settled(size: Size) -> Size:
@@ -179,8 +179,8 @@ def make_choice(
     if not kept:
         return Uniform(yes, exact)
     if len(kept) == 1 and _rises(kept[0]):
-        return Choice((kept[0].negated(),), no, yes, exact)
-    return Choice(tuple(kept), yes, no, exact)
+        return Conditional((kept[0].negated(),), no, yes, exact)
+    return Conditional(tuple(kept), yes, no, exact)
 
 
 def _rises(condition: Positions) -> bool:

@@ -13,7 +13,7 @@ from ..symbolic import known_equal, product
 from .evaluate import converted
 from .fact import (
     REAL,
-    Choice,
+    Conditional,
     Fact,
     Number,
     Positions,
@@ -45,7 +45,7 @@ def cast(node: fx.Node, read: Read) -> Fact | None:
     if isinstance(fact, Uniform):
         number = convert(fact.number)
         return None if number is None else Uniform(number, fact.exact)
-    if isinstance(fact, Choice):
+    if isinstance(fact, Conditional):
         yes, no = convert(fact.yes), convert(fact.no)
         if yes is None or no is None:
             return None

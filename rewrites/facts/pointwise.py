@@ -18,7 +18,19 @@ from torch import fx
 from ..effects import wants_gradient
 from ..graph import arguments, dtype, is_tensor, op_name, rank, shape, val
 from .evaluate import converted, number_of
-from .fact import REAL, Choice, Fact, Number, Positions, Uniform, ends, fits, make_choice, make_positions, same_number
+from .fact import (
+    REAL,
+    Conditional,
+    Fact,
+    Number,
+    Positions,
+    Uniform,
+    ends,
+    fits,
+    make_choice,
+    make_positions,
+    same_number,
+)
 from .sources import INTEGER, Read, full
 
 _MOST_GROUPS = 3
@@ -111,12 +123,12 @@ def _broadcast(fact: Fact | None, node: fx.Node) -> Fact | None:
     if isinstance(fact, Positions):
         aligned = fact.aligned(rank(node))
         return make_positions(aligned.offset, aligned.steps, val(node))
-    if isinstance(fact, Choice):
+    if isinstance(fact, Conditional):
         return make_choice(_conditions(fact, node), fact.yes, fact.no, shape(node), fact.exact)
     return fact if isinstance(fact, Uniform) else None
 
 
-def _conditions(fact: Choice, node: fx.Node) -> tuple[Positions, ...]:
+def _conditions(fact: Conditional, node: fx.Node) -> tuple[Positions, ...]:
     return tuple(c.aligned(rank(node)) for c in fact.conditions)
 
 
@@ -142,7 +154,7 @@ class _Cases:
     def _add(self, operand: fx.Node, fact: Fact | None) -> bool:
         if isinstance(fact, Uniform):
             self.numbers[operand] = lambda truth: fact.number
-        elif isinstance(fact, Choice):
+        elif isinstance(fact, Conditional):
             place = self._group(_conditions(fact, self.node))
             self.numbers[operand] = lambda truth: fact.yes if truth[place] else fact.no
         elif dtype(operand) == torch.bool:

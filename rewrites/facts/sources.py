@@ -10,7 +10,7 @@ from torch import fx
 
 from ..graph import arguments, dtype, is_tensor, rank, shape, val
 from .evaluate import filled
-from .fact import REAL, Choice, Fact, Positions, Uniform, make_choice, make_positions, same_number
+from .fact import REAL, Conditional, Fact, Positions, Uniform, make_choice, make_positions, same_number
 
 Read = Callable[[Any], Fact | None]
 
@@ -56,7 +56,7 @@ def _triangle(node: fx.Node, read: Read) -> Fact | None:
     condition = Positions(sign * diagonal, (*[0] * (rank(node) - 2), sign, -sign))
     if isinstance(fact, Uniform):
         return make_choice([condition], fact.number, type(fact.number)(0), shape(node), fact.exact)
-    if isinstance(fact, Choice) and same_number(fact.no, type(fact.no)(0)):
+    if isinstance(fact, Conditional) and same_number(fact.no, type(fact.no)(0)):
         return make_choice([*fact.conditions, condition], fact.yes, fact.no, shape(node), fact.exact)
     return None
 

@@ -100,14 +100,14 @@ class MatrixRow:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class RuleTable:
     """Targets by rules; `totals` over all targets, by rule."""
 
     rules: tuple[RuleRow, ...] = ()
     rows: tuple[MatrixRow, ...] = field(default=())
 
 
-def matrix(entries: Sequence[Entry]) -> Matrix:
+def matrix(entries: Sequence[Entry]) -> RuleTable:
     """Targets x rules, the rules with the most matches first; those that only simplify come last."""
     rules = rule_rows([graph for entry in entries for graph in entry.graphs])
     rules.sort(key=lambda row: row.simplifies)
@@ -117,7 +117,7 @@ def matrix(entries: Sequence[Entry]) -> Matrix:
         cells = tuple(own.get(rule.rule) for rule in rules)
         fallbacks = sum(len(graph.fallbacks) for graph in entry.graphs)
         rows.append(MatrixRow(entry, cells, attentions(entry.graphs), fallbacks))
-    return Matrix(tuple(rules), tuple(rows))
+    return RuleTable(tuple(rules), tuple(rows))
 
 
 def hues(entries: Sequence[Entry]) -> dict[str, int]:

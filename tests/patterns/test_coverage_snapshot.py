@@ -12,7 +12,7 @@ from support.thorough import thorough
 from regraft.compiler.tools.cli.corpus import corpus_arguments
 from regraft.compiler.tools.cli.options import ReportOptions
 from regraft.compiler.tools.coverage.coverage_snapshot import counts, drops, read
-from regraft.compiler.tools.coverage.report import Plan, examine
+from regraft.compiler.tools.coverage.report import Examination, examine
 from regraft.compiler.tools.targets.load import load
 from regraft.compiler.tools.targets.target import Choices
 from regraft.rewrites.report.document import Report
@@ -28,7 +28,7 @@ def choices(name):
 @pytest.mark.parametrize("name", KINDS)
 def test_no_rule_matches_less_than_it_did(name):
     pytest.importorskip("transformers")
-    entry = examine(load(f"hf:{name}", choices(name)), Plan({"profit": "always"}, timed=False))
+    entry = examine(load(f"hf:{name}", choices(name)), Examination({"profit": "always"}, timed=False))
     found = counts(Report([entry]))
     assert entry.outcome.right, entry.outcome.error
     (label,) = found

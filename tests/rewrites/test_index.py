@@ -1,14 +1,16 @@
 import torch
 from support.engine import X, calls, capture, rule
 
-from regraft.rewrites.index import Index
+from regraft.rewrites.index import RuleIndex
 from regraft.rewrites.pattern import choose
 
 
 def candidates(pattern, function):
     """Whether the index lets a rule be tried at the last call."""
     module = capture(function, X, X)
-    return len(list(Index([rule(pattern, lambda *operands: operands[0])], module.graph).candidates(calls(module)[-1])))
+    return len(
+        list(RuleIndex([rule(pattern, lambda *operands: operands[0])], module.graph).candidates(calls(module)[-1]))
+    )
 
 
 def test_by_root_operator():
@@ -20,7 +22,7 @@ def test_rejected_where_the_graph_lacks_an_operator():
     module = capture(lambda a: torch.relu(a), X)
     absent = rule(lambda x: torch.relu(torch.exp(x)), lambda x: x, "absent")
     present = rule(lambda x: torch.relu(x), lambda x: x, "present")
-    assert Index([absent, present], module.graph).rules == [present]
+    assert RuleIndex([absent, present], module.graph).rules == [present]
 
 
 def test_rejected_by_the_first_operand():
@@ -34,7 +36,7 @@ def test_rejected_by_the_first_operand():
 def test_near_misses_of_one_operator_may_be_asked_for():
     module = capture(lambda a: (torch.exp(a), a - torch.exp(a)), X)
     one = rule(lambda x, y: torch.exp(x) - y, lambda x, y: x)
-    assert list(Index([one], module.graph, explained=(one.name,)).candidates(calls(module)[-1])) == [one]
+    assert list(RuleIndex([one], module.graph, explained=(one.name,)).candidates(calls(module)[-1])) == [one]
 
 
 def test_commutative_roots_have_no_first_operand():
@@ -59,4 +61,4 @@ def test_alternatives_are_united():
 def test_rules_keep_their_order():
     module = capture(lambda a: torch.relu(a), X)
     rules = [rule(lambda x: torch.relu(x), lambda x: x, name) for name in "cab"]
-    assert list(Index(rules, module.graph).candidates(calls(module)[-1])) == rules
+    assert list(RuleIndex(rules, module.graph).candidates(calls(module)[-1])) == rules

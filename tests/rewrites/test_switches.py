@@ -4,7 +4,7 @@ import torch
 from torch import fx
 
 from regraft.rewrites import switches
-from regraft.rewrites.switches import Search, Step, allowed, changing, left_out, naming, pausing, search
+from regraft.rewrites.switches import Step, StepSearch, allowed, changing, left_out, naming, pausing, search
 
 
 def graph():
@@ -19,7 +19,7 @@ def test_everything_is_allowed_by_itself():
 
 
 def test_the_first_steps_of_a_kind_are_allowed():
-    with search(Search({"rule": 2, "pass": 0})) as found:
+    with search(StepSearch({"rule": 2, "pass": 0})) as found:
         answers = [allowed("rule", "a"), allowed("pass", "p"), allowed("rule", "b"), allowed("rule", "c")]
         assert switches.searching() and allowed("kernel", "k")
     assert answers == [True, False, True, False]
@@ -27,20 +27,20 @@ def test_the_first_steps_of_a_kind_are_allowed():
 
 
 def test_names_and_kinds_are_left_out_and_not_counted():
-    with search(Search()) as found, left_out(["cse", "fusion"]):
+    with search(StepSearch()) as found, left_out(["cse", "fusion"]):
         assert not allowed("pass", "cse") and not allowed("fusion", "a with b") and allowed("pass", "fold")
     assert {kind: len(steps) for kind, steps in found.steps.items()} == {"pass": 1}
     assert allowed("pass", "cse")
 
 
 def test_plans_that_may_not_run_are_not_counted():
-    with search(Search({"fusion": 0})) as found, pausing():
+    with search(StepSearch({"fusion": 0})) as found, pausing():
         assert allowed("fusion", "a with b")
     assert not found.steps
 
 
 def test_searches_see_all_threads():
-    with search(Search({"rule": 0})):
+    with search(StepSearch({"rule": 0})):
         answers = []
         thread = threading.Thread(target=lambda: answers.append(allowed("rule", "a")))
         thread.start()
@@ -53,7 +53,7 @@ def test_steps_know_their_source_lines():
     trace = '  File "model.py", line 7, in forward\n    x.tanh()'
     node = next(n for n in made.nodes if n.target == "tanh")
     node.meta["stack_trace"] = trace
-    with search(Search()) as found, naming(made):
+    with search(StepSearch()) as found, naming(made):
         allowed("kernel", "aten.tanh", node)
         allowed("fusion", "relu with tanh", ("relu", "tanh"))
     for steps in found.steps.values():
@@ -65,7 +65,7 @@ def test_what_the_last_step_allowed_changes_is_noted():
     made = graph()
     node = next(n for n in made.nodes if n.target == "tanh")
     node.meta["stack_trace"] = '  File "model.py", line 7, in forward\n    x.tanh()'
-    with search(Search({"pass": 2})) as found:
+    with search(StepSearch({"pass": 2})) as found:
         for name in ("first", "last", "left out"):
             if allowed("pass", name):
                 with changing("pass", made):
@@ -76,7 +76,7 @@ def test_what_the_last_step_allowed_changes_is_noted():
 
 def test_steps_are_told_before_they_are_made():
     told: list[Step] = []
-    with search(Search({"rule": 0}, told.append)):
+    with search(StepSearch({"rule": 0}, told.append)):
         allowed("rule", "sdpa")
     assert [step.name for step in told] == ["sdpa"]
 
@@ -89,6 +89,6 @@ def test_a_compiled_program_is_not_recalled_while_searching():
     compiled = torch.compile(f, backend="regraft")
     torch.testing.assert_close(compiled(x), f(x))
     torch.compiler.reset()
-    with search(Search({"kernel": 0})) as found:
+    with search(StepSearch({"kernel": 0})) as found:
         assert torch.equal(torch.compile(f, backend="regraft")(x), f(x))
     assert [step.name for step in found.steps["kernel"]] == ["aten.sin.default", "aten.add.Tensor"]

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 import regraft
 from regraft.compiler.tools.check.case import Case
-from regraft.compiler.tools.check.drawn import DTYPES, LEADING_SIZES, Drawn
+from regraft.compiler.tools.check.drawn import DTYPES, LEADING_SIZES, DrawnExample
 from regraft.compiler.tools.check.operands import dim_names
 from regraft.compiler.tools.check.variants import variants
 from regraft.compiler.tools.explain.explain import explain_all
@@ -149,8 +149,8 @@ def _elsewhere(sample: Sample) -> bool:
     return any(getattr(o, "device", "cpu") != "cpu" for o in sample.operands.values())
 
 
-def _sizes_and_dtype(sample: Sample, draw: random.Random, *, plain: bool) -> Drawn:
-    drawn = Drawn.plain(sample)
+def _sizes_and_dtype(sample: Sample, draw: random.Random, *, plain: bool) -> DrawnExample:
+    drawn = DrawnExample.plain(sample)
     if plain:
         return drawn
     factor = draw.choice((1, 1, 2, 3))

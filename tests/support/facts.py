@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from regraft.rewrites.compat import capture_function
-from regraft.rewrites.facts import Choice, Fact, Positions, Table, Uniform, facts_of_graph
+from regraft.rewrites.facts import Conditional, Fact, Positions, Table, Uniform, facts_of_graph
 from regraft.rewrites.facts.evaluate import elements
 from regraft.rewrites.functional import functionalize_temporaries
 
@@ -73,7 +73,7 @@ class _Held(fx.Interpreter):
     def _concrete(self, known: Fact) -> Fact:
         if isinstance(known, (Uniform, Table)):
             return known
-        if isinstance(known, Choice):
+        if isinstance(known, Conditional):
             return replace(known, conditions=tuple(map(self._numbers, known.conditions)))
         return self._numbers(known)
 

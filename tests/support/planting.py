@@ -23,7 +23,7 @@ from torch import fx
 from regraft.compiler.normal import FORMS
 from regraft.compiler.tools.check.case import Case
 from regraft.compiler.tools.check.compare import compare
-from regraft.compiler.tools.check.drawn import INCOMING, Drawn
+from regraft.compiler.tools.check.drawn import INCOMING, DrawnExample
 from regraft.compiler.tools.check.operands import LAYOUTS, Look, differentiable, dim_names, make, placed, tensors
 from regraft.patterns import default_rules
 from regraft.patterns.packing import FROZEN
@@ -343,6 +343,6 @@ def _matches_alone(plant: Plant, planting: Planting) -> bool:
     """Whether the rule matches the plant where nothing is around it: not every candidate takes every dtype and size."""
     names = [*plant.specs]
     given = dict(zip(names, planting.operands[plant.first :], strict=False))
-    case = Case.of(plant.rule, plant.sample, Drawn(plant.sizes, dynamic=planting.dynamic))
+    case = Case.of(plant.rule, plant.sample, DrawnExample(plant.sizes, dynamic=planting.dynamic))
     operands = tuple(given.get(v.name, plant.sample.operands.get(v.name)) for v in plant.rule.variables)
     return Case(plant.rule, operands, case.tags, case.frozen, planting.dynamic).rewritten().whole

@@ -5,13 +5,21 @@
 `build` is the only entry point.
 """
 
-from .build import CompiledKernel, build, source_text
+from .build import CppKernel, build, source_text
 from .compiler import can_build
 from .dtypes import UnsupportedDtype
 from .errors import CompileFailed, CompilerMissing
 from .target import InstructionSet, host_target, target
 
 __all__ = [
-    "CompileFailed", "CompiledKernel", "CompilerMissing", "InstructionSet", "UnsupportedDtype", "build", "can_build",
-    "host_target", "source_text", "target",
+    "CompileFailed",
+    "CompilerMissing",
+    "CppKernel",
+    "InstructionSet",
+    "UnsupportedDtype",
+    "build",
+    "can_build",
+    "host_target",
+    "source_text",
+    "target",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .binding_source import BINDING
-from .compiler import Source, compile_all
+from .compiler import LibrarySource, compile_all
 from .errors import CompileFailed, IndexOutOfRange
 from .runtime import RuntimeTable, entry_points
 
@@ -48,7 +48,7 @@ def _module() -> Any:
         return None
     text = f"// {sysconfig.get_config_var('EXT_SUFFIX')}\n{BINDING}"
     try:
-        ((_, source),) = compile_all([Source(text, (f"-I{include}",))])
+        ((_, source),) = compile_all([LibrarySource(text, (f"-I{include}",))])
     except CompileFailed:
         return None
     path = str(source.with_suffix(".so"))

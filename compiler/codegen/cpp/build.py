@@ -16,7 +16,7 @@ from ...ir.canonical import canonical
 from ...ir.index.bounds import bounds
 from ...ir.kernel import Kernel
 from .binding import bind
-from .compiler import Source, compile_all
+from .compiler import LibrarySource, compile_all
 from .cost import GRAIN, work_of_all
 from .kernel_text import kernel_text
 from .prelude_math import operations
@@ -31,7 +31,7 @@ _SPLIT = 24  # number of distinct kernels from which on two compilers share the 
 
 
 @dataclass(frozen=True)
-class CompiledKernel:
+class CppKernel:
     """A kernel as machine code; call it with tensors in the order of the kernel's params, then sizes.
 
     The code assumes the sizes and strides of the kernel's buffers; it does not check those of the tensors. The object
@@ -52,7 +52,7 @@ class CompiledKernel:
     """
 
     name: str
-    unit: Source = field(repr=False)
+    unit: LibrarySource = field(repr=False)
     source: Path
     kinds: str
     sizes: int
@@ -67,16 +67,16 @@ class CompiledKernel:
         return _restored, (self.name, self.unit, self.kinds, self.sizes, self.big)
 
 
-def _restored(name: str, unit: Source, kinds: str, sizes: int, big: bool) -> CompiledKernel:
+def _restored(name: str, unit: LibrarySource, kinds: str, sizes: int, big: bool) -> CppKernel:
     return _bound(name, unit, kinds, sizes, big, *_restored_library(unit))
 
 
 @functools.lru_cache(maxsize=8)  # the kernels of one graph come one after the other
-def _restored_library(unit: Source) -> tuple[ctypes.CDLL, Path]:
+def _restored_library(unit: LibrarySource) -> tuple[ctypes.CDLL, Path]:
     return compile_all([unit])[0]
 
 
-def build(kernels: Sequence[Kernel], target: InstructionSet | None = None) -> list[CompiledKernel]:
+def build(kernels: Sequence[Kernel], target: InstructionSet | None = None) -> list[CppKernel]:
     """Compile kernels; kernels that are equal except for names are compiled once.
 
     Args:
@@ -92,7 +92,7 @@ def build(kernels: Sequence[Kernel], target: InstructionSet | None = None) -> li
     named = _functions(kernels, target)
     functions, names = dict(named), [name for name, _ in named]
     units = [source_of([functions[n] for n in unit], target) for unit in _units(list(functions))]
-    where: dict[str, tuple[Source, ctypes.CDLL, Path]] = {}
+    where: dict[str, tuple[LibrarySource, ctypes.CDLL, Path]] = {}
     for names_of_unit, unit, library in zip(_units(list(functions)), units, compile_all(units), strict=True):
         where.update(dict.fromkeys(names_of_unit, (unit, *library)))
     return [_compiled(kernel, name, *where[name]) for kernel, name in zip(kernels, names, strict=True)]
@@ -133,14 +133,14 @@ def _prelude(target: InstructionSet) -> str:
     return "\n".join([TYPES, MEMORY, RUNTIME, operations(target.vector_bytes, target.functions)])
 
 
-def source_of(functions: Sequence[str], target: InstructionSet) -> Source:
+def source_of(functions: Sequence[str], target: InstructionSet) -> LibrarySource:
     """One translation unit: the prelude for a target, as far as it is used, then the functions."""
     libraries = ("-lmvec", "-lm") if target.functions else ("-lm",)
     text = "\n\n".join(functions)
-    return Source(f"{used_of(_prelude(target), text)}\n\n{text}\n", (*target.flags, *libraries), plain=True)
+    return LibrarySource(f"{used_of(_prelude(target), text)}\n\n{text}\n", (*target.flags, *libraries), plain=True)
 
 
-def _compiled(kernel: Kernel, name: str, unit: Source, library: ctypes.CDLL, source: Path) -> CompiledKernel:
+def _compiled(kernel: Kernel, name: str, unit: LibrarySource, library: ctypes.CDLL, source: Path) -> CppKernel:
     kinds = "".join(_kind(p.buffer.dtype, p.buffer.scalar) for p in kernel.params)
     high = bounds(work_of_all(kernel.body))[1]
     big = high is None or high > _BIG
@@ -148,11 +148,11 @@ def _compiled(kernel: Kernel, name: str, unit: Source, library: ctypes.CDLL, sou
 
 
 def _bound(
-    name: str, unit: Source, kinds: str, sizes: int, big: bool, library: ctypes.CDLL, source: Path
-) -> CompiledKernel:
+    name: str, unit: LibrarySource, kinds: str, sizes: int, big: bool, library: ctypes.CDLL, source: Path
+) -> CppKernel:
     address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     assert address is not None, name
-    return CompiledKernel(name, unit, source, kinds, sizes, big, bind(address, kinds, sizes, big))
+    return CppKernel(name, unit, source, kinds, sizes, big, bind(address, kinds, sizes, big))
 
 
 def _kind(dtype: torch.dtype, scalar: bool) -> str:

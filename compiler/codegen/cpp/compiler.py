@@ -66,7 +66,7 @@ class Compiler:
 
 
 @dataclass(frozen=True)
-class Source:
+class LibrarySource:
     """The source of one shared library.
 
     Args:
@@ -123,7 +123,7 @@ def _version(path: str) -> str:
     return done.stdout.partition("\n")[0]
 
 
-def compile_all(sources: Sequence[Source]) -> list[tuple[ctypes.CDLL, Path]]:
+def compile_all(sources: Sequence[LibrarySource]) -> list[tuple[ctypes.CDLL, Path]]:
     """Load the libraries of sources; those that are not on disk are compiled in parallel.
 
     Returns:
@@ -139,7 +139,7 @@ def compile_all(sources: Sequence[Source]) -> list[tuple[ctypes.CDLL, Path]]:
         return list(pool.map(_library, sources))
 
 
-def _library(source: Source) -> tuple[ctypes.CDLL, Path]:
+def _library(source: LibrarySource) -> tuple[ctypes.CDLL, Path]:
     compiler = find_compiler()
     name = _name(source, compiler)
     path = _place(code_folder(_KIND), name)
@@ -153,7 +153,7 @@ def _library(source: Source) -> tuple[ctypes.CDLL, Path]:
     return loaded, path.with_suffix(".cpp")
 
 
-def _made(source: Source, compiler: Compiler, path: Path) -> ctypes.CDLL:
+def _made(source: LibrarySource, compiler: Compiler, path: Path) -> ctypes.CDLL:
     """Compile a source and load its library; try again if another process damages the file before it is loaded."""
     why = "it was damaged before it was loaded"
     for _ in range(_ATTEMPTS):
@@ -172,7 +172,7 @@ def _place(folder: Path, name: str) -> Path:
     return folder / name[:2] / f"{name}.so"
 
 
-def _name(source: Source, compiler: Compiler) -> str:
+def _name(source: LibrarySource, compiler: Compiler) -> str:
     parts = [source.text, *_flags(source, compiler), compiler.path, compiler.version, cpu_model()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -222,7 +222,7 @@ def _note(path: Path) -> None:
         note_entry(f"{_KIND}/{path.parent.name}/{path.stem}{suffix}")
 
 
-def _compile(source: Source, compiler: Compiler, path: Path) -> None:
+def _compile(source: LibrarySource, compiler: Compiler, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text, made = aside(path, ".cpp"), aside(path, ".so")
     try:
@@ -245,7 +245,7 @@ def _compile(source: Source, compiler: Compiler, path: Path) -> None:
         note_written(path.stat().st_size + len(source.text))
 
 
-def _flags(source: Source, compiler: Compiler) -> tuple[str, ...]:
+def _flags(source: LibrarySource, compiler: Compiler) -> tuple[str, ...]:
     """The flags of a source, with one level of optimization: its own where it has one.
 
     Half the time of linking a small library goes to C++'s libraries, which it may not need.
@@ -260,7 +260,7 @@ def _is_level(flag: str) -> bool:
     return flag.startswith("-O")
 
 
-def _run(source: Source, compiler: Compiler, kept: Path, text: Path, made: Path) -> None:
+def _run(source: LibrarySource, compiler: Compiler, kept: Path, text: Path, made: Path) -> None:
     command = [compiler.path, str(text), "-o", str(made), *_flags(source, compiler)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=SECONDS)

@@ -25,9 +25,9 @@ from .cost import GRAIN, work_of, work_of_all
 from .joined_loops import join_loops
 from .layout import KernelLayout
 from .moves import move_bits
-from .plan import Plan
+from .plan import LoopPlan
 from .ranges_apart import ranges_apart
-from .region import Region
+from .region import RegionFunction
 from .short_loops import unroll_short_loops
 from .target import InstructionSet
 from .tile_order import bring_tiles_together
@@ -53,10 +53,10 @@ def prepared(kernel: Kernel, target: InstructionSet) -> Kernel:
 class _KernelText:
     def __init__(self, kernel: Kernel, target: InstructionSet) -> None:
         dependence = Dependence()
-        self._plan = Plan(kernel, target, dependence)
+        self._plan = LoopPlan(kernel, target, dependence)
         self._layout = KernelLayout(kernel, self._plan, dependence)
         self._partials: list[str] = []  # bytes of memory for partial results
-        self._regions: list[Region] = []
+        self._regions: list[RegionFunction] = []
         self._calls: list[str] = []
 
     def text(self) -> str:
@@ -71,12 +71,12 @@ class _KernelText:
 
     def _region(
         self, count: Any, work: Any, body: Sequence[Statement], parallel: frozenset[Var] = frozenset()
-    ) -> Region:
+    ) -> RegionFunction:
         """The next region, which runs over `count` iterations."""
         name = f"KERNEL_{len(self._calls)}"
         size = self._layout.size_text
         self._calls.append(f"  run(&call, {name}, {size(count)}, {size(work)}, {GRAIN});")
-        self._regions.append(Region(self._layout, name, body, parallel))
+        self._regions.append(RegionFunction(self._layout, name, body, parallel))
         return self._regions[-1]
 
     def _entry(self) -> list[str]:

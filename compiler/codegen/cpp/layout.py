@@ -14,8 +14,8 @@ from ...ir.program import Buffer
 from ...ir.value import Result
 from .dtypes import memory_type, scalar_type
 from .index_text import index_text
-from .plan import Plan
-from .value_text import Names
+from .plan import LoopPlan
+from .value_text import CppNames
 
 _STACK = 32768  # bytes of scratch that a region allocates on the stack
 
@@ -29,7 +29,7 @@ class KernelLayout:
         dependence: the variables that each of its values depends on.
     """
 
-    def __init__(self, kernel: Kernel, plan: Plan, dependence: Dependence) -> None:
+    def __init__(self, kernel: Kernel, plan: LoopPlan, dependence: Dependence) -> None:
         self.kernel, self.plan, self.dependence = kernel, plan, dependence
         self.sizes = {size.name: f"s{k}" for k, size in enumerate(kernel.sizes)}
         self.pointers = {p.buffer.name: f"p{k}" for k, p in enumerate(kernel.params)}
@@ -46,12 +46,12 @@ class KernelLayout:
         """The number of bytes of a scratch buffer."""
         return f"{buffer.dtype.itemsize * self.plan.spread(buffer.name)} * {self.size_text(_span(buffer))}"
 
-    def names(self, body: Sequence[Statement]) -> tuple[Names, list[str]]:
+    def names(self, body: Sequence[Statement]) -> tuple[CppNames, list[str]]:
         """The names in a region, and the lines that declare them."""
         buffers = [*(p.buffer for p in self.kernel.params), *self.kernel.scratch]
         tables = frozenset(b.name for b in buffers if b.kind == "constant")
         spans = {b.name: span for b in buffers if self._is_known(span := _span(b))}
-        names = Names(dict(self.pointers), dict(self.sizes), spans, tables)
+        names = CppNames(dict(self.pointers), dict(self.sizes), spans, tables)
         lines = [*self._pointers(body), *self._scratch(body)]
         lines += [f"const i64 {name} = call->sizes[{k}];" for k, name in enumerate(self.sizes.values())]
         own = updated(body)

@@ -14,11 +14,11 @@ from ...ir.kernel import Assign, Fold, Loop, Statement, Update
 from ...ir.program import Reduction
 from ...ir.reducers import REDUCERS
 from ...ir.value import Guarded, Load, Op, Result, Value, operands, walk
-from .plan import Lanes, Plan, Tile
+from .plan import Lanes, LoopPlan, LoopTile
 from .reductions import Accumulators
 from .stores import exclusive, write_store
 from .turned import Turned
-from .value_text import Values, Vectors, depends_on, may_fail
+from .value_text import CppValues, Vectors, depends_on, may_fail
 from .woven import woven
 
 _GROUP = 64  # number of runs that are joined into a group, before groups are joined
@@ -34,7 +34,7 @@ class Loops:
         parallel: variables of loops whose iterations several threads run. Stores to the same element are then atomic.
     """
 
-    def __init__(self, out: Values, plan: Plan, parallel: frozenset[Var] = frozenset()) -> None:
+    def __init__(self, out: CppValues, plan: LoopPlan, parallel: frozenset[Var] = frozenset()) -> None:
         self._out, self._plan, self._parallel = out, plan, parallel
         self._writer = out.writer
         self._folds: dict[str, Accumulators] = {}
@@ -68,7 +68,7 @@ class Loops:
         end = self._out.at(loop.var.extent) if end is None else end
         self._writer.forget(depends_on(self._out.dependence, _changed(loop)))
         strategy = self._plan.of(loop) if self._out.vectors is None else None
-        if isinstance(strategy, Tile):
+        if isinstance(strategy, LoopTile):
             self._tiles(loop, strategy, begin, end)
             return
         self._hoist(loop)
@@ -119,7 +119,7 @@ class Loops:
 
     # -- tiles ----------------------------------------------------------------------------------------------------
 
-    def _tiles(self, loop: Loop, tile: Tile, begin: str, end: str) -> None:
+    def _tiles(self, loop: Loop, tile: LoopTile, begin: str, end: str) -> None:
         """Square tiles: transposed loads pass through registers or through memory on the stack, row by row."""
         lanes, block, column = tile.lanes, self._writer.fresh("v"), self._named(tile.inner.var)
         self._out.prepare(tile.inner.var.extent)
@@ -135,7 +135,7 @@ class Loops:
                 with self._writer.block(f"if ({column} < {limit})"):
                     self._tile_column(loop, tile, block, last, self._writer.define("i64", f"{limit} - {column}"))
 
-    def _tile_column(self, loop: Loop, tile: Tile, first: str, last: str, columns: str) -> None:
+    def _tile_column(self, loop: Loop, tile: LoopTile, first: str, last: str, columns: str) -> None:
         row = self._named(loop.var)
         with self._writer.block(f"for (i64 {row} = {first}; {row} < {last}; {row} += {tile.lanes})"):
             rows = self._writer.define("i64", f"least<i64>({tile.lanes}, {last} - {row})")
@@ -150,7 +150,7 @@ class Loops:
             with self._writer.block("else"):
                 self._tile(loop, tile, rows, columns)
 
-    def _whole_tile(self, loop: Loop, tile: Tile, count: int) -> None:
+    def _whole_tile(self, loop: Loop, tile: LoopTile, count: int) -> None:
         """A tile in registers: its only load is transposed there, and its `count` rows are written one by one."""
         (load,), lanes, first = tile.loads, tile.lanes, self._out.names.variables[loop.var]
         kind, address, step = self._turned(load, tile)
@@ -164,11 +164,11 @@ class Loops:
             self._row(tile, {load: f"Codec<{kind}>::up_lanes<{lanes}>({rows}[{at}])"}, None)
         self._out.names.variables[loop.var] = first
 
-    def _row(self, tile: Tile, turned: dict[Load, str], mask: str | None) -> None:
+    def _row(self, tile: LoopTile, turned: dict[Load, str], mask: str | None) -> None:
         vectors = Vectors(tile.inner.var, tile.lanes, 1, varying_in(tile.inner, frozenset()), tiles=turned)
         self._with(vectors, mask, lambda: self.block(tile.inner.body))
 
-    def _tile(self, loop: Loop, tile: Tile, rows: str, columns: str) -> None:
+    def _tile(self, loop: Loop, tile: LoopTile, rows: str, columns: str) -> None:
         lanes, first = tile.lanes, self._out.names.variables[loop.var]
         memory = {load: self._transposed(load, tile, rows, columns) for load in tile.loads}
         row = self._named(loop.var)
@@ -180,14 +180,14 @@ class Loops:
             self._row(tile, turned, mask)
         self._out.names.variables[loop.var] = first
 
-    def _transposed(self, load: Load, tile: Tile, rows: str, columns: str) -> str:
+    def _transposed(self, load: Load, tile: LoopTile, rows: str, columns: str) -> str:
         lanes, name = tile.lanes, self._writer.fresh()
         kind, address, step = self._turned(load, tile)
         self._writer.line(f"alignas(64) {kind} {name}[{lanes * lanes}];")
         self._writer.line(f"load_tile<{lanes}>({name}, {address}, {step}, {columns}, {rows});")
         return name
 
-    def _turned(self, load: Load, tile: Tile) -> tuple[str, str, str]:
+    def _turned(self, load: Load, tile: LoopTile) -> tuple[str, str, str]:
         """The source of a transposed load: type, address of its first element, number of elements between columns."""
         offset = load.indices[0]
         self._out.prepare(offset)
@@ -398,7 +398,7 @@ def varying_in(loop: Loop, expanded: frozenset[str]) -> Sources:
     return frozenset({loop.var, *folds, *(("buffer", name) for name in expanded)})
 
 
-def shape_of(plan: Plan, fold: Fold) -> tuple[int | None, int]:
+def shape_of(plan: LoopPlan, fold: Fold) -> tuple[int | None, int]:
     """The lanes and copies of the accumulators of a fold whose own loop is not in lanes."""
     names = {r.name for r in fold.reductions}
     inside = [s for s in statements(fold.body) if isinstance(s, Loop) and names & updated(s.body).keys()]

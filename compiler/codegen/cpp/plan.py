@@ -55,7 +55,7 @@ class Lanes:
 
 
 @dataclass(frozen=True)
-class Tile:
+class LoopTile:
     """A loop that is tiled together with the vector loop `inner` in its body; `loads` are contiguous along the outer.
 
     Tiles have `lanes` rows and columns. `copies` tiles of one column precede the next column of tiles, so every page
@@ -70,10 +70,10 @@ class Tile:
     unrolled: bool
 
 
-Strategy = Lanes | Tile
+Strategy = Lanes | LoopTile
 
 
-class Plan:
+class LoopPlan:
     """The strategies of the loops of a kernel; a loop without a strategy runs element by element."""
 
     def __init__(self, kernel: Kernel, target: InstructionSet, dependence: Dependence) -> None:
@@ -98,7 +98,7 @@ class Plan:
     @property
     def apart(self) -> bool:
         """Whether rows are transposed by functions, and loops over them kept: with more, compiling takes minutes."""
-        tiles = [s for s in self._strategies.values() if isinstance(s, Tile) and s.unrolled]
+        tiles = [s for s in self._strategies.values() if isinstance(s, LoopTile) and s.unrolled]
         return len(tiles) + sum(len(rows.loads) + len(rows.stores) for rows in self._turned.values()) > APART
 
     def spread(self, scratch: str) -> int:
@@ -283,7 +283,7 @@ class Plan:
         loops = [s for s in statements(fold.body) if isinstance(s, Loop) and id(s) in self._strategies]
         carrying = [loop for loop in loops if names & updated(loop.body).keys()]
         in_lanes = sum(len(_updates(loop.body, names)) for loop in carrying)
-        if in_lanes < len(_updates(fold.body, names)) or any(isinstance(self.of(loop), Tile) for loop in carrying):
+        if in_lanes < len(_updates(fold.body, names)) or any(isinstance(self.of(loop), LoopTile) for loop in carrying):
             for loop in carrying:
                 del self._strategies[id(loop)]
             return
@@ -324,7 +324,7 @@ class Plan:
         tall = high is None or high >= _TALL
         copies = _COPIES if tall else max(self._below(load, inner.var, found.lanes) for load in loads)
         unrolled = len(loads) == 1 and sum(map(weight_of, set(values(inner.body)))) <= _UNROLLED
-        self._strategies[id(loop)] = Tile(found.lanes, inner, tuple(loads), copies, unrolled)
+        self._strategies[id(loop)] = LoopTile(found.lanes, inner, tuple(loads), copies, unrolled)
         return True
 
     def _below(self, load: Load, inner: Var, lanes: int) -> int:

@@ -27,7 +27,7 @@ _DEFINED = re.compile(r"#\s*define (\w+)")
 
 
 @dataclass(frozen=True)
-class Definition:
+class PreludeDefinition:
     """One definition of a prelude.
 
     Args:
@@ -63,13 +63,13 @@ def used_of(prelude: str, functions: str) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def definitions_of(prelude: str) -> tuple[Definition, ...]:
+def definitions_of(prelude: str) -> tuple[PreludeDefinition, ...]:
     """The definitions of a prelude."""
     macros: dict[str, _Macro] = {}
     return tuple(_definition(text, macros) for text in _split(prelude))
 
 
-def _definition(text: str, macros: dict[str, _Macro]) -> Definition:
+def _definition(text: str, macros: dict[str, _Macro]) -> PreludeDefinition:
     """A definition; if it is a macro's, that is added to the macros known so far."""
     code = "\n".join(_COMMENT.sub("", line) for line in text.splitlines()).strip()
     macro = _MACRO.fullmatch(code)
@@ -77,9 +77,9 @@ def _definition(text: str, macros: dict[str, _Macro]) -> Definition:
         name, parameters, body = macro.groups()
         if parameters is not None:
             macros[name] = _Macro(tuple(part.strip() for part in parameters.split(",")), body.replace("\\\n", "\n"))
-        return Definition(text, frozenset({name}), _words(code))
+        return PreludeDefinition(text, frozenset({name}), _words(code))
     written = _written_out(code, macros)
-    return Definition(text, frozenset(_names(written)), _words(code) | _words(written))
+    return PreludeDefinition(text, frozenset(_names(written)), _words(code) | _words(written))
 
 
 def _names(code: str) -> Iterator[str]:

@@ -14,12 +14,12 @@ from .dtypes import scalar_type
 from .layout import KernelLayout
 from .loops import Loops
 from .reductions import Accumulators
-from .value_text import Values
+from .value_text import CppValues
 
 _GROUP = 16  # number of chunks whose results are joined into a group, before groups are joined
 
 
-class Region:
+class RegionFunction:
     """One function.
 
     Args:
@@ -33,7 +33,7 @@ class Region:
         self._layout, self._name, self._body = layout, name, body
         names, self._lines = layout.names(body)
         self._writer = Writer()
-        self._out = Values(self._writer, names, layout.dependence)
+        self._out = CppValues(self._writer, names, layout.dependence)
         self._loops = Loops(self._out, layout.plan, parallel)
 
     def text(self) -> str:

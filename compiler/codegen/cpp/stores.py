@@ -10,10 +10,10 @@ from ...ir.index.index import Loaded, Var, terms
 from ...ir.program import Store
 from ...ir.value import Op
 from .dtypes import scalar_type
-from .value_text import Values, depends_on
+from .value_text import CppValues, depends_on
 
 
-def write_store(values: Values, store: Store, atomic: bool) -> None:
+def write_store(values: CppValues, store: Store, atomic: bool) -> None:
     """Write one store for every lane, and invalidate the known content of the buffer."""
     vectors, offset = values.vectors, store.indices[0]
     if vectors is not None and store in vectors.woven and not values.mask:
@@ -29,20 +29,20 @@ def write_store(values: Values, store: Store, atomic: bool) -> None:
     assert offset is store.indices[0]
 
 
-def _moves(values: Values, store: Store) -> bool:
+def _moves(values: CppValues, store: Store) -> bool:
     assert values.vectors is not None
     expanded = store.buffer in values.vectors.expanded
     return expanded or values.varies(store.value) or values.varies(store.indices[0])
 
 
-def _scalar(values: Values, store: Store, atomic: bool) -> None:
+def _scalar(values: CppValues, store: Store, atomic: bool) -> None:
     value = values.get(store.value)
     values.prepare(store.indices[0])
     how = "put(" if store.mode is None else _combined(store, atomic)
     values.writer.line(f"{how}{values.address(store.buffer, store.indices[0])}, {value});")
 
 
-def _vector(values: Values, store: Store, copy: int, atomic: bool) -> None:
+def _vector(values: CppValues, store: Store, copy: int, atomic: bool) -> None:
     assert values.vectors is not None
     offset = store.indices[0]
     if is_widened(store) and store not in values.vectors.rows and values.stride(store.buffer, offset) == 1:
@@ -75,7 +75,7 @@ def is_widened(store: Store) -> bool:
     return is_cast and value.dtype == torch.int64 and store.mode is None
 
 
-def _widened(values: Values, store: Store, copy: int) -> None:
+def _widened(values: CppValues, store: Store, copy: int) -> None:
     """Widen lanes of 32 bits to elements of 64 bits while storing, half a vector at a time."""
     assert isinstance(store.value, Op)
     value = values.vector(store.value.args[0], copy)
@@ -85,7 +85,7 @@ def _widened(values: Values, store: Store, copy: int) -> None:
     values.writer.line(f"store_wide{suffix}({mask}{address}, {value});")
 
 
-def _weave(values: Values, stores: tuple[Store, ...], copy: int) -> None:
+def _weave(values: CppValues, stores: tuple[Store, ...], copy: int) -> None:
     """Write interleaved stores as whole vectors."""
     if not stores:
         return
@@ -95,7 +95,7 @@ def _weave(values: Values, stores: tuple[Store, ...], copy: int) -> None:
     values.writer.line(f"weave({values.address(first.buffer, first.indices[0], copy)}, {', '.join(lanes)});")
 
 
-def _combine(values: Values, store: Store, copy: int, value: str, atomic: bool) -> None:
+def _combine(values: CppValues, store: Store, copy: int, value: str, atomic: bool) -> None:
     """Combine lane by lane, in order, since lanes may have the same place."""
     assert values.vectors is not None
     how, offsets = _combined(store, atomic), values.offsets(store.indices[0], copy, store.buffer)

@@ -15,7 +15,7 @@ from ...ir.accesses import values
 from ...ir.dependence import Dependence
 from ...ir.kernel import Kernel, Loop, Statement
 from ...ir.value import Load
-from .plan import Plan, Tile
+from .plan import LoopPlan, LoopTile
 from .short_loops import parallel_chain
 from .target import InstructionSet
 from .turned import ANYWHERE
@@ -35,7 +35,7 @@ def _ordered(statement: Statement, kernel: Kernel, target: InstructionSet) -> St
     for outer in _contiguous(chain, target.vector_bytes // 4):
         made = _nest([loop for loop in chain if loop is not outer], outer)
         whole = replace(kernel, body=tuple(made if s is statement else s for s in kernel.body))
-        if _is_tiled(made, Plan(whole, target, Dependence())):
+        if _is_tiled(made, LoopPlan(whole, target, Dependence())):
             return made
     return statement
 
@@ -67,8 +67,8 @@ def _nest(chain: Sequence[Loop], moved: Loop) -> Loop:
     return made
 
 
-def _is_tiled(loop: Loop, plan: Plan) -> bool:
-    return any(isinstance(plan.of(inner), Tile) for inner in parallel_chain(loop))
+def _is_tiled(loop: Loop, plan: LoopPlan) -> bool:
+    return any(isinstance(plan.of(inner), LoopTile) for inner in parallel_chain(loop))
 
 
 __all__ = ["bring_tiles_together"]

@@ -25,7 +25,7 @@ _SAMPLES = 8  # number of vectors of a loop that are examined before it is writt
 
 
 @dataclass
-class Names:
+class CppNames:
     """The names of buffers, variables and sizes in the function that is being written.
 
     Args:
@@ -70,10 +70,10 @@ class Vectors:
     woven: Mapping[Store, tuple[Store, ...]] = field(default_factory=dict)
 
 
-class Values:
+class CppValues:
     """Writes values and indices; a value that is computed in a block keeps its name there."""
 
-    def __init__(self, writer: Writer, names: Names, dependence: Dependence) -> None:
+    def __init__(self, writer: Writer, names: CppNames, dependence: Dependence) -> None:
         self.writer, self.names, self.dependence = writer, names, dependence
         self.vectors: Vectors | None = None
         self.mask: str | None = None
@@ -415,4 +415,4 @@ def depends_on(dependence: Dependence, sources: Sources) -> Any:
     return lambda key: bool(dependence.of(key[0]) & sources)
 
 
-__all__ = ["Names", "Values", "Vectors", "depends_on", "may_fail"]
+__all__ = ["CppNames", "CppValues", "Vectors", "depends_on", "may_fail"]

@@ -24,11 +24,11 @@ from ....rewrites.compat import export
 from ....rewrites.graph import apart
 from ....rewrites.reason import site_of
 from ....rewrites.symbolic import SYMBOLIC
-from ..cpp.build import CompiledKernel
+from ..cpp.build import CppKernel
 from ..kernel_call import CppTemplateCall, KernelCall
 from ..wrapper.lifetimes import last_uses
 from ..wrapper.memory_plan import MemoryPlan, results
-from ..wrapper.names import Names
+from ..wrapper.names import Identifiers
 from ..wrapper.size_checks import check_sizes
 from ..wrapper.stride_checks import is_doubtful, order_of
 from ..wrapper.views import Views
@@ -54,7 +54,7 @@ _KEYWORDS = """
 """.split()  # noqa: SIM905
 
 
-class Function:
+class CppFunction:
     """The statements of one graph.
 
     Args:
@@ -80,7 +80,7 @@ class Function:
         self._module, self._plan, self._tables, self._symbols = graph_module, plan, tables, dict(symbols)
         self._texts: dict[fx.Node, str] = dict(given)
         self._own = {node for node in given if self._dialect.owns_inputs and self.kind(node) == "tensor"}
-        self._names = Names()
+        self._names = Identifiers()
         # No value may hide a function that statements call.
         words = sorted({*_KEYWORDS, *re.findall(r"[A-Za-z_]\w*", tables.dialect.words)})
         for word in (*words, *given.values(), *symbols.values()):
@@ -212,7 +212,7 @@ class Function:
 
     def _kernel(self, node: fx.Node, call: KernelCall) -> None:
         run = call.run
-        if not isinstance(run, CompiledKernel):
+        if not isinstance(run, CppKernel):
             raise refusal("kernel", node, "is no kernel of C++")
         texts = dict(zip((*call.given, *call.sizes), map(self._value, node.args), strict=True))
         for buffer, result in zip(call.made, results(node), strict=True):
@@ -229,7 +229,7 @@ class Function:
             run, [texts[p.buffer.name] for p in call.kernel.params], [texts[s.name] for s in call.kernel.sizes]
         )
 
-    def _launch(self, run: CompiledKernel, params: Sequence[str], sizes: Sequence[str]) -> None:
+    def _launch(self, run: CppKernel, params: Sequence[str], sizes: Sequence[str]) -> None:
         function = self._tables.kernel(run.name, run.unit)
         numbers = {"i": "int64_t", "f": "double"}
         parts, pointers = [], []

@@ -18,9 +18,9 @@ import torch
 from torch import fx
 
 from ....rewrites.symbolic import SYMBOLIC
-from ..cpp.compiler import Source
+from ..cpp.compiler import LibrarySource
 from ..wrapper.memory_plan import MemoryPlan
-from .emit import Function
+from .emit import CppFunction
 from .errors import NotInCppError, refusal
 from .operators import kind_of
 from .prelude import PRELUDE, PROCESS
@@ -50,7 +50,7 @@ class CppGraph:
     """
 
     body: str
-    kernels: tuple[tuple[str, Source], ...]
+    kernels: tuple[tuple[str, LibrarySource], ...]
     constants: tuple[torch.Tensor, ...]
     functions: tuple[Callable[..., Any], ...]
     inputs: str
@@ -90,7 +90,7 @@ def in_cpp(graph_module: fx.GraphModule, plan: MemoryPlan) -> CppGraph:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
             symbols.setdefault(value.node.expr, name)
-    function = Function(graph_module, plan, tables, given, symbols)
+    function = CppFunction(graph_module, plan, tables, given, symbols)
     outputs, fixed, results = _results(function)
     statements = "\n".join(f"  {line}" for line in [*reads, *function.lines, *results])
     return CppGraph(
@@ -125,7 +125,7 @@ def _kind(node: fx.Node) -> str:
     return _KINDS[kind]
 
 
-def _results(function: Function) -> tuple[str, tuple[Any, ...], list[str]]:
+def _results(function: CppFunction) -> tuple[str, tuple[Any, ...], list[str]]:
     """Kinds of results, those that are fixed, and the statements that give the others."""
     kinds, fixed, lines = "", list[Any](), list[str]()
     last = {result: k for k, result in enumerate(function.results) if isinstance(result, fx.Node)}

@@ -14,7 +14,7 @@ from typing import Any
 from ....rewrites import compat
 from ....rewrites.compat import export
 from ....rewrites.compat.logs import profiler_switches
-from ..cpp.compiler import Source, compile_all
+from ..cpp.compiler import LibrarySource, compile_all
 from ..cpp.errors import IndexOutOfRange
 from ..cpp.runtime import entry_points
 from .errors import NotInCppError
@@ -40,7 +40,7 @@ def load_cpp(graph: CppGraph, python: Callable[[list[Any]], Any]) -> Callable[[l
     """
     module = runtime()
     units = list(dict.fromkeys(unit for _, unit in graph.kernels))
-    (library, _), *loaded = compile_all([Source(graph.text, _FLAGS), *units])
+    (library, _), *loaded = compile_all([LibrarySource(graph.text, _FLAGS), *units])
     libraries = {unit: found for unit, (found, _) in zip(units, loaded, strict=True)}
     kernels = tuple(_address(libraries[unit], name) for name, unit in graph.kernels)
     made = module.make(
@@ -84,7 +84,7 @@ def runtime() -> Any:
         *_FLAGS, "-frtti", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={int(export.uses_new_strings())}", f"-I{python}",
         f"-I{torchs}", f"-I{torchs}/torch/csrc/api/include", f"-L{libraries}", "-ltorch_python", "-ltorch_cpu", "-lc10",
     )  # fmt: skip
-    ((_, source),) = compile_all([Source(head + RUNTIME, flags)])
+    ((_, source),) = compile_all([LibrarySource(head + RUNTIME, flags)])
     path = str(source.with_suffix(".so"))
     loader = importlib.machinery.ExtensionFileLoader("regraft_graphs", path)
     spec = importlib.util.spec_from_file_location("regraft_graphs", path, loader=loader)

@@ -10,7 +10,7 @@ from torch import fx
 
 from ....rewrites import compat
 from ....rewrites.compat import export
-from ..cpp.compiler import Source
+from ..cpp.compiler import LibrarySource
 from .errors import refusal
 from .numbers import string_text
 
@@ -48,11 +48,11 @@ class Tables:
 
     dialect: Dialect
     operators: dict[tuple[str, str], int] = field(default_factory=dict)
-    kernels: dict[str, Source] = field(default_factory=dict)
+    kernels: dict[str, LibrarySource] = field(default_factory=dict)
     constants: dict[str, torch.Tensor | None] = field(default_factory=dict)
 
     @property
-    def units(self) -> list[Source]:
+    def units(self) -> list[LibrarySource]:
         """The sources of kernels, with what the compiler must be told."""
         return list(dict.fromkeys(self.kernels.values()))
 
@@ -69,7 +69,7 @@ class Tables:
         key = export.schema_name(target)
         return f"op{self.operators.setdefault(key, len(self.operators))}()"
 
-    def kernel(self, name: str, unit: Source) -> str:
+    def kernel(self, name: str, unit: LibrarySource) -> str:
         """The name of a kernel's function, its source noted."""
         self.kernels.setdefault(name, unit)
         return name

@@ -5,7 +5,7 @@
 `build` is the one entry.
 """
 
-from .build import CompiledKernel, begin, blamed, build, source_text, start
+from .build import TritonKernel, begin, blamed, build, source_text, start
 from .compiler import can_build, triton_version
 from .device import processors
 from .dtypes import UnsupportedDtypeError
@@ -15,7 +15,22 @@ from .kernel_text import LaunchText, Workspace
 from .source import KernelSource, kernel_source
 
 __all__ = [
-    "CompiledKernel", "KernelSource", "LaunchText", "TritonFailed", "TritonMissing", "UnsupportedDtypeError",
-    "UnsupportedKernels", "UnsupportedStoreError", "Workspace", "begin", "blamed", "build", "can_build",
-    "kernel_source", "processors", "source_text", "start", "triton_version",
+    "KernelSource",
+    "LaunchText",
+    "TritonFailed",
+    "TritonKernel",
+    "TritonMissing",
+    "UnsupportedDtypeError",
+    "UnsupportedKernels",
+    "UnsupportedStoreError",
+    "Workspace",
+    "begin",
+    "blamed",
+    "build",
+    "can_build",
+    "kernel_source",
+    "processors",
+    "source_text",
+    "start",
+    "triton_version",
 ]  # fmt: skip

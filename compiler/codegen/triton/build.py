@@ -1,6 +1,6 @@
 """Kernels to callables: Triton, machine code, launches.
 
-k3_layer_norm (17 equal layers)  ->  one module  ->  machine code for aligned pointers  ->  CompiledKernel
+k3_layer_norm (17 equal layers)  ->  one module  ->  machine code for aligned pointers  ->  TritonKernel
                                                      for any pointers: when the first one comes that is not aligned
 """
 
@@ -32,7 +32,7 @@ NARROW = 1 << 30  # numbers that 32 bits hold, and twice as large ones, which bl
 
 
 @dataclass(frozen=True)
-class Workspace:
+class WorkspaceArgument:
     """Memory that a launch needs beside its arguments: so many elements, an expression of the sizes."""
 
     elements: str
@@ -55,13 +55,13 @@ class LaunchPlan:
     unit: Unit
     convention: Convention
     programs: str
-    workspaces: tuple[Workspace, ...]
+    workspaces: tuple[WorkspaceArgument, ...]
     reach: str = ""
     wide: Unit | None = None
 
 
 @dataclass(frozen=True)
-class CompiledKernel:
+class TritonKernel:
     """A kernel on a GPU; call it with tensors in the order of the kernel's params, then sizes.
 
     Sizes and strides of buffers are those of the kernel, not looked up. It is launched on the current stream of its
@@ -96,14 +96,14 @@ class CompiledKernel:
 
 def _restored(
     name: str, device: int, params: int, sizes: tuple[str, ...], plans: tuple[LaunchPlan, ...]
-) -> CompiledKernel:
+) -> TritonKernel:
     (made,) = _bound([(name, device, params, sizes, plans)])
     if isinstance(made, TritonFailed):
         raise made
     return made
 
 
-def build(kernels: Sequence[Kernel]) -> list[CompiledKernel]:
+def build(kernels: Sequence[Kernel]) -> list[TritonKernel]:
     """Compile kernels of CUDA buffers, equal ones (names apart) once, side by side.
 
     Raises:
@@ -112,7 +112,7 @@ def build(kernels: Sequence[Kernel]) -> list[CompiledKernel]:
     """
     made = _bound(_described(kernels))
     _raise_for(kernels, made)
-    return [one for one in made if isinstance(one, CompiledKernel)]
+    return [one for one in made if isinstance(one, TritonKernel)]
 
 
 def start() -> None:
@@ -203,7 +203,7 @@ def _plan(kernel: Kernel, source: KernelSource, launch: LaunchText, capability: 
         launch.programs if fixed else -1, launch.early,
     )  # fmt: skip
     workspaces = tuple(
-        Workspace(f"({spell(w.copies, names)}) * ({spell(w.buffer.sizes[0], names)})", w.buffer.dtype)
+        WorkspaceArgument(f"({spell(w.copies, names)}) * ({spell(w.buffer.sizes[0], names)})", w.buffer.dtype)
         for w in launch.workspaces
     )
     aligned = tuple(k for k, kind in enumerate(convention.kinds) if kind == "a")
@@ -224,17 +224,17 @@ def _kind(buffer: Buffer) -> str:
 # -- from plans to callables ------------------------------------------------------------------------------------------
 
 
-def _bound(described: Sequence[_Described]) -> list[CompiledKernel | TritonFailed]:
+def _bound(described: Sequence[_Described]) -> list[TritonKernel | TritonFailed]:
     units = [plan.unit for *_, plans in described for plan in plans]
     found = dict(zip(units, compile_units(units), strict=True))
-    made: list[CompiledKernel | TritonFailed] = []
+    made: list[TritonKernel | TritonFailed] = []
     for name, device, params, sizes, plans in described:
         try:
             runs = [_run(plan, device, params, sizes, found[plan.unit]) for plan in plans]
         except TritonFailed as error:
             made.append(error)
         else:
-            made.append(CompiledKernel(name, device, params, sizes, plans, _in_order(runs)))
+            made.append(TritonKernel(name, device, params, sizes, plans, _in_order(runs)))
     return made
 
 

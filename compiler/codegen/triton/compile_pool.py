@@ -126,7 +126,7 @@ class Worker:
 
 
 class Job(Future[Any]):
-    """A kernel to compile: a future of the result made from the worker's reply (see `Pool.submit`)."""
+    """A kernel to compile: a future of the result made from the worker's reply (see `CompilePool.submit`)."""
 
     def __init__(self, asked: dict[str, Any], made: Callable[[Reply], Any]) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Job(Future[Any]):
             return lost
 
 
-class Pool:
+class CompilePool:
     """Workers, as many as jobs and cores ask for, each with a thread that hands it jobs.
 
     Jobs that somebody waits for come before jobs that were only begun.
@@ -227,11 +227,11 @@ class Pool:
 
 
 @functools.cache
-def pool() -> Pool:
+def pool() -> CompilePool:
     """The workers of this process."""
     import atexit
 
-    made = Pool()
+    made = CompilePool()
     atexit.register(made.stop)
 
     def forget() -> None:

@@ -20,7 +20,7 @@ MAX_PROGRAMS = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Function:
+class GpuFunction:
     """A function on a GPU.
 
     Args:
@@ -51,7 +51,7 @@ class Driver:
         self._contexts: dict[int, int] = {}
         self._check("start", self._library.cuInit(0))
 
-    def load(self, cubin: Cubin, device: int) -> Function:
+    def load(self, cubin: Cubin, device: int) -> GpuFunction:
         """Load machine code.
 
         Raises:
@@ -71,7 +71,7 @@ class Driver:
         finally:
             library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
         assert function.value is not None, cubin.name
-        return Function(function.value, context, cubin.name, cubin.shared, 32 * cubin.warps)
+        return GpuFunction(function.value, context, cubin.name, cubin.shared, 32 * cubin.warps)
 
     def context(self, device: int) -> int:
         """The primary context of a device."""
@@ -82,7 +82,7 @@ class Driver:
             self._contexts[device] = context.value or 0
         return self._contexts[device]
 
-    def launch(self, function: Function, programs: int, arguments: list[Any], stream: int) -> None:
+    def launch(self, function: GpuFunction, programs: int, arguments: list[Any], stream: int) -> None:
         """Launch a function on ctypes values of 8 bytes each.
 
         Raises:

@@ -38,7 +38,7 @@ from .reductions import (
     neutral,
     scanned,
 )
-from .values import Axis, UnservedError, Values
+from .values import TileAxis, TritonValues, UnservedError
 from .writer import TritonWriter, factor
 
 _ATOMICS = ("add", "max", "min", "or", "and")
@@ -97,7 +97,7 @@ class BodyWriter:
     def __init__(
         self,
         out: TritonWriter,
-        values: Values,
+        values: TritonValues,
         whole: Sequence[Statement],
         params: Sequence[Buffer],
         blocks: Blocks,
@@ -107,7 +107,7 @@ class BodyWriter:
         self._touches = Counter(access.buffer for access in accesses(whole))
         self._sizes = {b.name: b.sizes[0] if b.sizes else 1 for b in params}
         self._states: dict[str, _State] = {}
-        self._axes: dict[Any, Axis] = {}
+        self._axes: dict[Any, TileAxis] = {}
 
     def write(self, body: Sequence[Statement]) -> None:
         """Write statements."""
@@ -125,7 +125,7 @@ class BodyWriter:
         if len(body) > 1 and held <= _HELD and all(isinstance(s, Assign) and s.store.mode is None for s in body):
             self.ahead(body, frozenset())
 
-    def bound(self, name: str, loops: tuple[Var, ...], block: int, extent: Any) -> Axis:
+    def bound(self, name: str, loops: tuple[Var, ...], block: int, extent: Any) -> TileAxis:
         """The axis of lanes `name`, which numbers iterations; lanes from `extent` on are outside."""
         mask = None
         if not (isinstance(extent, int) and extent and extent % block == 0):
@@ -133,10 +133,10 @@ class BodyWriter:
             self._out.line(f"{mask} = {name} < {self._values.at(extent)}")
         self.decode(name, loops)
         if len(loops) == 1:
-            return Axis(frozenset(loops), str(block), mask)
+            return TileAxis(frozenset(loops), str(block), mask)
         position = Var(f"{name}.position", extent)
         self._values.names.variables[position] = name
-        return Axis(frozenset(loops), str(block), mask, number_of(loops), position)
+        return TileAxis(frozenset(loops), str(block), mask, number_of(loops), position)
 
     def decode(self, flat: str, loops: Sequence[Var]) -> None:
         """Compute the variables of loops, outermost first, from a position in all loops together."""

@@ -23,7 +23,7 @@ from ...ir.launch import Launch
 from ...ir.program import Buffer
 from .dtypes import signature_name, type_name
 from .kernel_body import BodyWriter
-from .values import Axis, Names, UnservedError, Values
+from .values import TileAxis, TritonNames, TritonValues, UnservedError
 from .writer import TritonWriter, factor
 
 _Launch = TypeVar("_Launch", bound="LaunchText")
@@ -115,7 +115,7 @@ def _written(
     spilled: set[str] = set()
     while True:
         try:
-            return _Writer(kernel, launch, body, name, frozenset(spilled), dealt, wide).run()
+            return _LaunchWriter(kernel, launch, body, name, frozenset(spilled), dealt, wide).run()
         except UnservedError as found:
             spilled.add(found.buffer)
 
@@ -141,7 +141,7 @@ def _reach(numbers: Sequence[Any], sizes: Sequence[Size]) -> Any:
     return from_terms(found)
 
 
-class _Writer:
+class _LaunchWriter:
     def __init__(
         self,
         kernel: Kernel,
@@ -158,7 +158,7 @@ class _Writer:
         self._params = [p.buffer for p in kernel.params if p.buffer.name in used]
         self._spilled = [b for b in kernel.scratch if b.name in spilled]
         held = [*self._params, *self._spilled]
-        names = Names(
+        names = TritonNames(
             {b.name: b.name if b.scalar else f"{b.name}_ptr" for b in held},
             {b.name: b.dtype for b in (*self._params, *kernel.scratch)},
             frozenset(b.name for b in self._params if b.scalar),
@@ -167,7 +167,7 @@ class _Writer:
         names.variables.update({size.name: size.name for size in kernel.sizes})
         self._index = "tl.int64" if wide and not all(map(is_small, _numbers(launch, body))) else "tl.int32"
         self._narrowed = tuple(size.name for size in kernel.sizes) if not wide else ()
-        self._values = Values(self._out, names, Dependence(), self._index)
+        self._values = TritonValues(self._out, names, Dependence(), self._index)
         self._values.stored = frozenset(stored_buffers(body))
         self._body = BodyWriter(self._out, self._values, body, self._params, launch.blocks)
 
@@ -243,7 +243,7 @@ class _Writer:
         self._values.names.bases.update({b.name: mul(slot.index(), b.sizes[0]) for b in self._spilled})
         return copies
 
-    def _axis(self, name: str, at: str, loops: tuple[Var, ...], block: int, turn: str) -> Axis:
+    def _axis(self, name: str, at: str, loops: tuple[Var, ...], block: int, turn: str) -> TileAxis:
         """Lanes over `block` consecutive iterations of loops, from the block numbered `at`."""
         first = "" if at == "0" else f"{at} + " if block == 1 else f"{factor(at)} * {block} + "
         self._out.line(f"{name} = {first}tl.arange(0, {block}){turn}")

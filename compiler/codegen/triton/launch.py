@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from ....rewrites.compat import memory
-from ..cpp.compiler import Source, compile_all
+from ..cpp.compiler import LibrarySource, compile_all
 from ..cpp.errors import CompileFailed, CompilerMissing
-from .driver import MAX_PROGRAMS, Function, driver
+from .driver import MAX_PROGRAMS, GpuFunction, driver
 from .launch_source import LAUNCHER
 
 _ADDRESSES = ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuLaunchKernelEx")
@@ -47,7 +47,7 @@ class Convention:
 
 
 def launcher(
-    function: Function, device: int, convention: Convention, otherwise: Callable[..., None]
+    function: GpuFunction, device: int, convention: Convention, otherwise: Callable[..., None]
 ) -> Callable[..., None]:
     """A callable that launches `function` on the current stream of a device.
 
@@ -90,7 +90,7 @@ def _module() -> Any:
         return None
     text = f"// {sysconfig.get_config_var('EXT_SUFFIX')}\n{LAUNCHER}"
     try:
-        ((_, source),) = compile_all([Source(text, (f"-I{include}",))])
+        ((_, source),) = compile_all([LibrarySource(text, (f"-I{include}",))])
     except (CompileFailed, CompilerMissing):
         return None
     path = str(source.with_suffix(".so"))
@@ -103,7 +103,7 @@ def _module() -> Any:
     return module
 
 
-def _call(function: Function, device: int, convention: Convention, otherwise: Any, *args: Any) -> None:
+def _call(function: GpuFunction, device: int, convention: Convention, otherwise: Any, *args: Any) -> None:
     """Launch a function, in Python: the same steps as in the extension module."""
     if len(args) != convention.count:
         raise TypeError(f"{function.name} takes {convention.count} arguments, not {len(args)}")

@@ -40,7 +40,7 @@ _COMPUTATIONS = 8  # of a launch: each is code, and registers, that all its prog
 
 
 @dataclass(frozen=True)
-class _Part:
+class _LaunchPart:
     """One kernel of those in a launch.
 
     Args:
@@ -76,7 +76,7 @@ class _Computation:
     text: LaunchText
     counted: bool
     whole: bool
-    parts: tuple[_Part, ...]
+    parts: tuple[_LaunchPart, ...]
     moves: bool
 
     @property
@@ -134,9 +134,9 @@ def _is_move(value: Value) -> bool:
     return isinstance(value, Load)
 
 
-def _part(kernel: Kernel, count: int, programs: int) -> _Part:
+def _part(kernel: Kernel, count: int, programs: int) -> _LaunchPart:
     names, moved = tuple(p.buffer.name for p in kernel.params), beginnings(kernel)
-    return _Part(names, tuple(moved.get(name, 0) for name in names), count, programs)
+    return _LaunchPart(names, tuple(moved.get(name, 0) for name in names), count, programs)
 
 
 def _own_launches(kernel: Kernel, part: Kernel) -> list[LaunchText]:
@@ -153,7 +153,7 @@ def _renamed(launch: LaunchText, name: str) -> LaunchText:
 
 def _within(whole: _Computation, most: int) -> list[_Computation]:
     """The computation for as many parts at a time as have at most so many pointers, at least one."""
-    groups: list[list[_Part]] = []
+    groups: list[list[_LaunchPart]] = []
     names: set[str] = set()
     for part in whole.parts:
         more = {part.buffers[int(name[1:])] for name in whole.text.params}

@@ -28,7 +28,7 @@ from .writer import TritonWriter
 
 
 @dataclass
-class Axis:
+class TileAxis:
     """One axis of the tile.
 
     Args:
@@ -46,7 +46,7 @@ class Axis:
 
 
 @dataclass
-class Names:
+class TritonNames:
     """Names of buffers, variables and sizes in the kernel that is being written.
 
     Args:
@@ -96,13 +96,13 @@ class UnservedError(Exception):
         self.buffer = buffer
 
 
-class Values:
+class TritonValues:
     """Writes values and indices; a value that is computed once keeps its name."""
 
-    def __init__(self, writer: TritonWriter, names: Names, dependence: Dependence, index_type: str) -> None:
+    def __init__(self, writer: TritonWriter, names: TritonNames, dependence: Dependence, index_type: str) -> None:
         self.writer, self.names, self.dependence, self.index_type = writer, names, dependence, index_type
-        self.rows: Axis | None = None
-        self.columns: Axis | None = None
+        self.rows: TileAxis | None = None
+        self.columns: TileAxis | None = None
         self.guards: tuple[tuple[str, Sources], ...] = ()
         self.touched: dict[str, frozenset[Touch]] = {}  # by buffer that the kernel writes, since the last barrier
         self.stored: frozenset[str] = frozenset()  # buffers that the kernel writes: a load may give a stored value
@@ -124,7 +124,7 @@ class Values:
         found += [name for name, _ in self.guards]
         return " & ".join(found) if found else None
 
-    def _moves(self, axis: Axis, sources: Sources) -> bool:
+    def _moves(self, axis: TileAxis, sources: Sources) -> bool:
         # Results and memory may vary along any axis: then lanes outside may hold anything.
         return bool(sources & axis.vars) or any(isinstance(s, tuple) for s in sources)
 

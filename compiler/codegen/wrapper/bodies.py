@@ -15,7 +15,7 @@ from torch import fx
 
 from ....rewrites import compat
 from ....rewrites.reason import Reason
-from .emit import Source
+from .emit import WrapperSource
 from .stride_checks import laid_out, order_of
 from .wrapper import Wrapper, load
 
@@ -33,7 +33,7 @@ class Body:
         layouts: for each input that is a tensor, its strides, if known, and the order of its dims in memory.
     """
 
-    def __init__(self, source: Source, name: str, layouts: tuple[_Layout, ...]) -> None:
+    def __init__(self, source: WrapperSource, name: str, layouts: tuple[_Layout, ...]) -> None:
         self._made = source, name, layouts
         self._layouts = layouts
         self._call = load(source, name)

@@ -52,7 +52,7 @@ _INFIX = {
 
 
 @dataclass(frozen=True)
-class Source:
+class WrapperSource:
     """A generated module.
 
     Args:
@@ -72,7 +72,7 @@ class Source:
     modules: dict[int, str] = field(default_factory=dict)
 
 
-def emit(graph_module: fx.GraphModule, plan: MemoryPlan, *, name: str) -> Source:
+def emit(graph_module: fx.GraphModule, plan: MemoryPlan, *, name: str) -> WrapperSource:
     """Write the wrapper of `graph_module`; equal graphs give equal text.
 
     Raises:
@@ -84,7 +84,7 @@ def emit(graph_module: fx.GraphModule, plan: MemoryPlan, *, name: str) -> Source
     text = "\n".join(header + [f"    {line}" if line else "" for line in body.lines]) + "\n"
     sites = {line + shift: site for line, site in body.sites.items()}
     calls, modules = ({line + shift: name for line, name in found.items()} for found in (body.calls, body.modules))
-    return Source(text, body.spelling.objects, sites, calls, modules=modules)
+    return WrapperSource(text, body.spelling.objects, sites, calls, modules=modules)
 
 
 def module_path(node: fx.Node) -> str:

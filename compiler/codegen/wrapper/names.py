@@ -28,7 +28,7 @@ _OWN = ("args", "call", "math", "objects", "operator", "torch")
 _PUBLIC = {"_operator": "operator", "math": "math", "operator": "operator", "torch": "torch"}
 
 
-class Names:
+class Identifiers:
     """Hands out Python identifiers, each once."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Spelling:
 
     def __init__(self, graph_module: fx.GraphModule, unbound: set[fx.Node]) -> None:
         self._root = graph_module
-        self._names = Names()
+        self._names = Identifiers()
         self.locals: dict[fx.Node, str] = {}
         self.symbols: dict[Any, str] = {}
         self.objects: dict[str, Any] = {}

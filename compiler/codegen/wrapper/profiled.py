@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from pathlib import PurePath
 
-from .emit import Source
+from .emit import WrapperSource
 
 _CALL = re.compile(r"(?:[\w, ]+ = )?([\w.]+)\(")
 RANGE = "record_function"
 
 
-def profiled_text(source: Source) -> str:
+def profiled_text(source: WrapperSource) -> str:
     """The text of a wrapper with a range around each call; lines keep their numbers."""
     lines = source.text.splitlines()
     for number in source.calls:

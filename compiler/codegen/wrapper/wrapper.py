@@ -19,7 +19,7 @@ from ....rewrites import compat
 from ....rewrites.compat.logs import profiling
 from ..cpp_wrapper.graph import in_cpp
 from ..cpp_wrapper.load import load_cpp
-from .emit import Source, emit
+from .emit import WrapperSource, emit
 from .memory_plan import MemoryPlan, plan_memory
 from .profiled import RANGE, profiled_text
 
@@ -67,7 +67,7 @@ class Wrapper:
     source: str
     call: Callable[[list[Any]], Any]
     stats: WrapperStats
-    parts: Source
+    parts: WrapperSource
     plan: MemoryPlan = field(repr=False)
 
 
@@ -84,7 +84,7 @@ def generate(graph_module: fx.GraphModule, *, name: str) -> Wrapper:
     return Wrapper(name, source.text, _load_python(source, name), stats, source, plan)
 
 
-def load(source: Source, name: str) -> Callable[[list[Any]], Any]:
+def load(source: WrapperSource, name: str) -> Callable[[list[Any]], Any]:
     """The function of a generated module: in C++ where it is written so and can be had here, else in Python."""
     python = _load_python(source, name)
     if source.cpp is None:
@@ -108,7 +108,7 @@ def called_from_cpp(wrapper: Wrapper, graph_module: fx.GraphModule) -> Wrapper:
     return replace(wrapper, call=call, parts=replace(wrapper.parts, cpp=cpp))
 
 
-def _load_python(source: Source, name: str) -> Callable[[list[Any]], Any]:
+def _load_python(source: WrapperSource, name: str) -> Callable[[list[Any]], Any]:
     """Compile a generated module and return its `call`; tracebacks show its lines, and errors the user's line."""
     # The number keeps apart two texts of one name; it is no part of the text.
     filename = f"<regraft {name} #{next(_NUMBER)}>"
@@ -138,7 +138,7 @@ def _load_python(source: Source, name: str) -> Callable[[list[Any]], Any]:
     return call
 
 
-def _add_site(error: Exception, run: Any, source: Source) -> None:
+def _add_site(error: Exception, run: Any, source: WrapperSource) -> None:
     """Say which line of the user's program an error comes from."""
     traceback = error.__traceback__
     while traceback is not None:

@@ -32,7 +32,7 @@ Outputs = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True)
-class Rows:
+class NormalizedRows:
     """The elements of a tensor `x` that are normalized together.
 
     Args:
@@ -48,25 +48,25 @@ class Rows:
     join: Move = lambda i: i
 
 
-def _trailing(x: Tensor, shape: Any) -> Rows:
+def _trailing(x: Tensor, shape: Any) -> NormalizedRows:
     """Rows of layer and RMS norm: the last dims."""
     rank, axis = len(x.sizes), len(x.sizes) - len(shape)
     space = Space(x.sizes, tuple(range(axis, rank)), keepdim=True)
-    return Rows(space, Space(x.sizes, tuple(range(axis))), space.result)
+    return NormalizedRows(space, Space(x.sizes, tuple(range(axis))), space.result)
 
 
-def _channels(x: Tensor) -> Rows:
+def _channels(x: Tensor) -> NormalizedRows:
     """Rows of batch norm: all but dim 1."""
     space = Space(x.sizes, tuple(d for d in range(len(x.sizes)) if d != 1))
-    return Rows(space, space, space.result)
+    return NormalizedRows(space, space, space.result)
 
 
-def _groups(x: Tensor, groups: int) -> Rows:
+def _groups(x: Tensor, groups: int) -> NormalizedRows:
     """Rows of group norm: [N, C, ...] is [N, G, C // G, ...], rows being all but the first two dims of that."""
     batch, channels, *rest = x.sizes
     share = ix.quotient(channels, groups)
     sizes = (batch, groups, share, *rest)
-    return Rows(
+    return NormalizedRows(
         Space(sizes, tuple(range(2, len(sizes)))),
         _channels(x).columns,
         lambda i: (i[0], ix.quotient(i[1], share)),
@@ -88,7 +88,7 @@ def _scaled(value: Value, at: Indices, weight: Tensor | None, bias: Tensor | Non
     return value if bias is None else plus(value, cast(bias.at(at), value.dtype))
 
 
-def _centered(x: Tensor, rows: Rows, mean: Tensor | None, rstd: Element) -> Element:
+def _centered(x: Tensor, rows: NormalizedRows, mean: Tensor | None, rstd: Element) -> Element:
     """The normalized element, before weight and bias."""
 
     def element(i: Indices) -> Value:
@@ -102,7 +102,7 @@ def _centered(x: Tensor, rows: Rows, mean: Tensor | None, rstd: Element) -> Elem
 def _normalized(
     low: Lowering,
     x: Tensor,
-    rows: Rows,
+    rows: NormalizedRows,
     mean: Tensor | None,
     rstd: Element,
     *affine: Tensor | None,
@@ -113,13 +113,13 @@ def _normalized(
     return low.pointwise(compute, x.sizes, promised(low, 0), output=0)
 
 
-def _statistics(low: Lowering, x: Tensor, rows: Rows, eps: float) -> tuple[Tensor, ...]:
+def _statistics(low: Lowering, x: Tensor, rows: NormalizedRows, eps: float) -> tuple[Tensor, ...]:
     """Mean and reciprocal standard deviation of each row."""
     root = _reciprocal_root(rows.space, eps)
     return moments(low, x.viewed(rows.space.sizes, rows.join), rows.space, lambda squares: (root(squares),))
 
 
-def _layer(low: Lowering, x: Tensor, rows: Rows, eps: float, *affine: Tensor | None) -> tuple[Tensor, ...]:
+def _layer(low: Lowering, x: Tensor, rows: NormalizedRows, eps: float, *affine: Tensor | None) -> tuple[Tensor, ...]:
     mean, rstd = _statistics(low, x, rows, eps)
     return _normalized(low, x, rows, mean, rstd.at, *affine), stored(low, mean, 1), stored(low, rstd, 2)
 
@@ -143,7 +143,7 @@ def group_norm(
     if not _is_spread(x, rows.space):
         return _layer(low, x, rows, eps, weight, bias)
     mean, rstd = _statistics_by_channel(low, x, rows, eps)
-    channels = Rows(_by_channel(x), rows.columns, lambda i: i[:2])
+    channels = NormalizedRows(_by_channel(x), rows.columns, lambda i: i[:2])
     made = _normalized(low, x, channels, mean, rstd.at, weight, bias)
     first = lambda of: low.pointwise(lambda i: of.at(rows.join((*i, 0))), rows.space.outer, of.dtype)  # noqa: E731
     return made, stored(low, first(mean), 1), stored(low, first(rstd), 2)
@@ -161,7 +161,7 @@ def _by_channel(x: Tensor) -> Space:
     return Space(x.sizes, tuple(range(2, len(x.sizes))))
 
 
-def _statistics_by_channel(low: Lowering, x: Tensor, rows: Rows, eps: float) -> tuple[Tensor, Tensor]:
+def _statistics_by_channel(low: Lowering, x: Tensor, rows: NormalizedRows, eps: float) -> tuple[Tensor, Tensor]:
     """Mean and reciprocal deviation of a channel's group, for each channel: joined from the moments of each channel.
 
     Neighbours in memory are other channels, so that the moments are sums of vectors.
@@ -307,7 +307,7 @@ def batch_norm(low: Lowering, x: Tensor, weight: Tensor | None, bias: Tensor | N
 
 
 def _gradients(
-    low: Lowering, rows: Rows, dy: Tensor, x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None
+    low: Lowering, rows: NormalizedRows, dy: Tensor, x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None
 ) -> tuple[Callable[[], Tensor], ...]:
     """Makers of dx, dw and db. Without `mean` (RMS norm) rows were not centered."""
     normal, dtype, param = _centered(x, rows, mean, rstd.at), compute_dtype(x.dtype), rows.columns.result
@@ -329,7 +329,7 @@ def _gradients(
 
 
 def _parameter_gradients(
-    low: Lowering, rows: Rows, dy: Tensor, normal: Element, dtype: torch.dtype
+    low: Lowering, rows: NormalizedRows, dy: Tensor, normal: Element, dtype: torch.dtype
 ) -> tuple[Callable[[], Tensor], ...]:
     def dw() -> Tensor:
         return total(low, rows.columns, lambda i: times(cast(dy.at(i), dtype), normal(i)), dtype, output=1)
@@ -414,7 +414,7 @@ def batch_norm_backward(low: Lowering, dy: Tensor, x: Tensor, weight: Tensor | N
 
 
 def _batch_gradients(
-    low: Lowering, rows: Rows, dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None
+    low: Lowering, rows: NormalizedRows, dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None
 ) -> tuple[Callable[[], Tensor], ...]:
     """As `_gradients`; rows are columns here, so that the sums that dx needs are dw and db."""
     dtype, normal = compute_dtype(x.dtype), _centered(x, rows, mean, rstd.at)

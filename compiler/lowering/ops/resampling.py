@@ -30,7 +30,7 @@ from .copies import copied
 CUBIC = -0.75  # the free coefficient of eager's cubic convolution
 
 
-class Axis(Protocol):
+class ResampledDim(Protocol):
     """How one dim is resampled."""
 
     @property
@@ -172,7 +172,7 @@ class Cubic:
         return _weight(self, o, i)
 
 
-def _weight(axis: Axis, o: Any, i: Any) -> Value:
+def _weight(axis: ResampledDim, o: Any, i: Any) -> Value:
     """The weights of the taps of output `o` that are element `i`, together."""
     one = const(1, torch.float32)
     parts = []
@@ -209,7 +209,7 @@ def _chosen(weights: Sequence[Value], k: Any) -> Value:
 
 # -- operators ---------------------------------------------------------------------------------------------------------
 
-MakeAxis = Callable[[Scale], Axis]
+MakeAxis = Callable[[Scale], ResampledDim]
 
 
 @lowers("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d")
@@ -297,7 +297,7 @@ def cubic_backward(
     return _gradient(low, grad_output, axes, input_size)
 
 
-def _nearest(at: Scale) -> Axis:
+def _nearest(at: Scale) -> ResampledDim:
     """Nearest neighbours, where eager's kernels agree on them.
 
     Raises:
@@ -308,11 +308,11 @@ def _nearest(at: Scale) -> Axis:
     return _agreed(Nearest(at, exact=False))
 
 
-def _nearest_exact(at: Scale) -> Axis:
+def _nearest_exact(at: Scale) -> ResampledDim:
     return _agreed(Nearest(at, exact=True))
 
 
-def _agreed(axis: Nearest) -> Axis:
+def _agreed(axis: Nearest) -> ResampledDim:
     """Raise where eager's kernels for float64 disagree: some compute places in float32."""
     if axis.at.dtype != torch.float64:
         return axis
@@ -321,7 +321,7 @@ def _agreed(axis: Nearest) -> Axis:
     return axis
 
 
-def _read_twice(axis: Axis) -> Axis:
+def _read_twice(axis: ResampledDim) -> ResampledDim:
     return replace(axis, twice=axis.at.is_same) if isinstance(axis, Linear) else axis
 
 
@@ -346,7 +346,7 @@ def _axes(
     scales: Sequence[float | None],
     align_corners: bool,
     make: MakeAxis,
-) -> list[Axis]:
+) -> list[ResampledDim]:
     kind = compute_dtype(dtype) if dtype.is_floating_point else torch.float32
     if any(scale is not None and not isinstance(scale, (int, float)) for scale in scales):
         raise Unlowered("symbolic", "a scale that is known when run")
@@ -355,7 +355,7 @@ def _axes(
     return [make(Scale(size, out, factor, align_corners, kind)) for size, out, factor in each]
 
 
-def _resampled(low: Lowering, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+def _resampled(low: Lowering, x: Tensor, axes: Sequence[ResampledDim]) -> Tensor:
     def element(at: Indices) -> Value:
         return _interpolated(x, at[:2], at[2:], axes)
 
@@ -363,7 +363,7 @@ def _resampled(low: Lowering, x: Tensor, axes: Sequence[Axis]) -> Tensor:
     return low.pointwise(element, (*x.sizes[:2], *outs), x.dtype)
 
 
-def _interpolated(x: Tensor, place: Indices, rest: Indices, axes: Sequence[Axis]) -> Value:
+def _interpolated(x: Tensor, place: Indices, rest: Indices, axes: Sequence[ResampledDim]) -> Value:
     """The weighted sum over the taps of the first axis of those over the next."""
     if not rest:
         return x.at(place)
@@ -387,7 +387,7 @@ def _nearest_backward(low: Lowering, grad: Tensor, axes: Sequence[Any], sizes: S
     return summed(low, tuple(sizes), factors, term, lambda _, total: total, grad.dtype)
 
 
-def _gradient(low: Lowering, grad: Tensor, axes: Sequence[Axis], sizes: Sequence[Any]) -> Tensor:
+def _gradient(low: Lowering, grad: Tensor, axes: Sequence[ResampledDim], sizes: Sequence[Any]) -> Tensor:
     """Axis by axis, what the outputs that read an element have of it; scattered where those are not known.
 
     By axes since an element of an image is read by as many outputs as those of both its axes multiplied.
@@ -402,7 +402,7 @@ def _gradient(low: Lowering, grad: Tensor, axes: Sequence[Axis], sizes: Sequence
     return grad
 
 
-def _gathered(low: Lowering, grad: Tensor, dim: int, axis: Axis, row: Readers, dtype: torch.dtype) -> Tensor:
+def _gathered(low: Lowering, grad: Tensor, dim: int, axis: ResampledDim, row: Readers, dtype: torch.dtype) -> Tensor:
     """``out[i] = sum of weight(o, i) * grad[o]`` over the outputs that read element `i`, along `dim`."""
 
     def term(at: Indices, r: Indices) -> Value:
@@ -416,7 +416,7 @@ def _gathered(low: Lowering, grad: Tensor, dim: int, axis: Axis, row: Readers, d
     return summed(low, sizes, [row.count], term, lambda _, total: total, dtype)
 
 
-def _scattered(low: Lowering, grad: Tensor, axes: Sequence[Axis], sizes: Sequence[Any]) -> Tensor:
+def _scattered(low: Lowering, grad: Tensor, axes: Sequence[ResampledDim], sizes: Sequence[Any]) -> Tensor:
     """Zeros, and then ``out[index of the tap] += weight of the tap * grad[i]``, for each tap of each output."""
     out = filled(low, tuple(sizes), 0, compute_dtype(grad.dtype))
     loops, taps = low.loops(grad.sizes), low.loops([axis.taps for axis in axes], "k")

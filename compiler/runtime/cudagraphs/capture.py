@@ -12,7 +12,7 @@ import torch
 from ....rewrites.compat import memory as torch_memory
 from .liveness import Checks, Users
 from .memory import CHAINED, LARGE, Given, flat, in_memory_of, memory, same_memory, size_of
-from .pool import Pool
+from .pool import MemoryPool
 
 GIVEN = Given()
 
@@ -52,7 +52,7 @@ class Capture:
     def __init__(
         self,
         graph: Any,
-        pool: Pool,
+        pool: MemoryPool,
         read: Read,
         buffers: dict[int, torch.Tensor],
         given: Sequence[Any],

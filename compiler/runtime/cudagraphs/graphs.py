@@ -40,8 +40,8 @@ from ..calls import Boxed
 from .capture import GIVEN, Capture, Read, looks_at
 from .device import Device
 from .memory import GIVEN_OUT, layout, lies_in, memory, same_memory, size_of, within
-from .places import Places
-from .pool import Pool
+from .places import CapturesByAddress
+from .pool import MemoryPool
 
 logger = logging.getLogger("regraft")
 
@@ -53,7 +53,7 @@ _SMALL = 1 << 18  # bytes of a result of an inference graph that is copied out
 
 _ALIVE: weakref.WeakSet[CudaGraphs] = weakref.WeakSet()
 _LOCK = threading.RLock()  # captures that share a pool are replayed and read by turns
-_INFERENCE_POOLS: weakref.WeakValueDictionary[tuple[torch.device, int], Pool] = weakref.WeakValueDictionary()
+_INFERENCE_POOLS: weakref.WeakValueDictionary[tuple[torch.device, int], MemoryPool] = weakref.WeakValueDictionary()
 
 
 def drop_captures() -> None:
@@ -73,7 +73,7 @@ class CudaGraphs:
 
     def __init__(self, limit: int, note: Callable[[Reason], None], device: Device | None = None) -> None:
         self.limit, self.note, self.device = limit, note, device or Device()
-        self.pools: dict[int, Pool] = {}  # of what forwards keep, by address
+        self.pools: dict[int, MemoryPool] = {}  # of what forwards keep, by address
         self.steady: set[int] = set()  # addresses of static inputs of forwards
         self._graphs: list[_Graphed] = []
         _ALIVE.add(self)
@@ -87,7 +87,7 @@ class CudaGraphs:
                 if id(pool) not in pending:
                     self.drop(pool)
 
-    def drop(self, pool: Pool) -> None:
+    def drop(self, pool: MemoryPool) -> None:
         """Forget a step of which the program holds results."""
         self.pools = {address: p for address, p in self.pools.items() if p is not pool}
         for graph in self._graphs:
@@ -120,7 +120,7 @@ class _Graphed:
 
     def __init__(self, owner: CudaGraphs, call: Boxed, static: frozenset[int] | None, returned: int | None) -> None:
         self._owner, self._call, self._static, self._returned = owner, call, static, returned
-        self._captures: dict[Any, Places] = {}  # by stream and layouts
+        self._captures: dict[Any, CapturesByAddress] = {}  # by stream and layouts
         self._chains: dict[Any, list[dict[int, int]]] = {}  # where large results of other graphs lay, as above
         self._rows: list[list[Capture]] = []  # of each set of addresses, in the order of their first use
         self._last = -1  # the row that was used last
@@ -159,7 +159,7 @@ class _Graphed:
         held.clear()
         return results
 
-    def drop(self, pool: Pool) -> None:
+    def drop(self, pool: MemoryPool) -> None:
         """Forget all captures in a pool; what the program holds of them it may hold in every step."""
         dropped = [c for c in self.captures if c.pool is pool or c.home is pool]
         self._copies |= any(c.is_held() for c in dropped)
@@ -260,16 +260,16 @@ class _Graphed:
         seen.append(large)
         return captured if len(seen) > _TRIES else None
 
-    def _known(self, key: Any) -> Places | None:
+    def _known(self, key: Any) -> CapturesByAddress | None:
         """The captures of one set of sizes; None for one too many."""
         if key not in self._captures:
             if len(self._captures) >= self._owner.limit:
                 self._say("many-sizes", f"{self._owner.limit} sets of sizes are captured; further ones run as they are")
                 return None
-            self._captures[key] = Places(self._tell)
+            self._captures[key] = CapturesByAddress(self._tell)
         return self._captures[key]
 
-    def _at(self, places: Places, addresses: dict[int, int], args: Sequence[Any]) -> list[Capture] | None:
+    def _at(self, places: CapturesByAddress, addresses: dict[int, int], args: Sequence[Any]) -> list[Capture] | None:
         """The captures of what lies at these addresses; None for a set too many, or one that may not come again."""
         if places.is_full:
             dead = places.dead()
@@ -278,20 +278,22 @@ class _Graphed:
                 self._owner.drop(capture.pool)
         return places.at(addresses, args)
 
-    def _pool(self, device: torch.device, stream: int, addresses: dict[int, int]) -> Pool | None:
+    def _pool(self, device: torch.device, stream: int, addresses: dict[int, int]) -> MemoryPool | None:
         """Where a capture allocates: of a backward, where its forward did; None where that was not captured."""
         if self._static is None:
             return next((self._owner.pools[at] for at in addresses.values() if at in self._owner.pools), None)
         if self._returned is not None:
-            return Pool(self._owner.device.new_pool())
+            return MemoryPool(self._owner.device.new_pool())
         shared = _INFERENCE_POOLS.get((device, stream))
         if shared is None:
-            shared = _INFERENCE_POOLS[device, stream] = Pool(self._owner.device.new_pool())
+            shared = _INFERENCE_POOLS[device, stream] = MemoryPool(self._owner.device.new_pool())
         return shared
 
-    def _captured(self, args: list[Any], read: Read, home: Pool, device: torch.device, limit: int) -> Capture | None:
+    def _captured(
+        self, args: list[Any], read: Read, home: MemoryPool, device: torch.device, limit: int
+    ) -> Capture | None:
         gpu = self._owner.device
-        pool = home if not home.spent else Pool(gpu.new_pool())
+        pool = home if not home.spent else MemoryPool(gpu.new_pool())
         moving = {k: x for k, x in enumerate(args) if isinstance(x, torch.Tensor) and k not in read.all}
         try:
             with torch.inference_mode(False), torch.no_grad():  # results may be used in another mode later
@@ -325,7 +327,7 @@ class _Graphed:
             home.lends(capture)
         return capture
 
-    def _kept_by(self, pool: Pool, results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    def _kept_by(self, pool: MemoryPool, results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
         """A forward's results, with what it keeps of its own held by the pool; the program holds what it is given."""
         inputs = {memory(x) for x in given}
         own = {id(x): x for x in results[self._returned :] if isinstance(x, torch.Tensor) and memory(x) not in inputs}

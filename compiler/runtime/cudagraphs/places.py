@@ -28,7 +28,7 @@ _MET = 1024  # sets of addresses that are remembered after their first use
 _Place = tuple[tuple[int, int], ...]
 
 
-class Places:
+class CapturesByAddress:
     """Lists of captures, one for each set of addresses.
 
     Args:

@@ -24,7 +24,7 @@ class Lender(Protocol):
         """Whether the program holds such a result."""
 
 
-class Pool:
+class MemoryPool:
     """Memory that captures share; each of them keeps it alive.
 
     Torch frees a pool when its last graph dies, and rejects its handle from then on: the next capture needs a new one.

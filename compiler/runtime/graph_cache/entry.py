@@ -21,7 +21,7 @@ import torch
 from ....rewrites import compat
 from ....rewrites.compat.autograd import count_writes
 from ....rewrites.record import GraphRecord
-from ...codegen.wrapper.emit import Source
+from ...codegen.wrapper.emit import WrapperSource
 from ...codegen.wrapper.wrapper import load
 from ..calls import row_by_row
 from ..cudagraphs.graphs import CudaGraphs
@@ -32,7 +32,7 @@ logger = logging.getLogger("regraft")
 
 
 @dataclass(frozen=True)
-class Entry:
+class CachedProgram:
     """One compiled program: an inference graph, or the two of a training step.
 
     Args:
@@ -45,7 +45,7 @@ class Entry:
     """
 
     name: str
-    source: Source | None
+    source: WrapperSource | None
     record: GraphRecord
     static: frozenset[int] | None = None
     step: TrainingStep | None = None
@@ -76,7 +76,7 @@ class Entry:
         return runner(step, forward, row_by_row(backward))
 
 
-def save(key: str, entry: Entry) -> bool:
+def save(key: str, entry: CachedProgram) -> bool:
     """Keep an entry; False where something in it can't be written (a closure, packed weights)."""
     buffer = io.BytesIO()
     try:
@@ -87,7 +87,7 @@ def save(key: str, entry: Entry) -> bool:
     return store.write(key, buffer.getvalue())
 
 
-def recall(key: str) -> Entry | None:
+def recall(key: str) -> CachedProgram | None:
     """The entry of an earlier compilation, or None; what can't be loaded any more is discarded."""
     content = store.read(key)
     if content is None:
@@ -97,7 +97,7 @@ def recall(key: str) -> Entry | None:
     except Exception as error:  # whatever loading old code's data may raise, compiling anew is right
         logger.debug("regraft: a cached graph can't be loaded: %s", error)
         entry = None
-    if not isinstance(entry, Entry):
+    if not isinstance(entry, CachedProgram):
         store.discard(key)
         return None
     return entry

@@ -18,7 +18,7 @@ from torch import fx
 
 from ....rewrites import compat
 from ....rewrites.compat.autograd import StepFacts, clear_saved, count_writes, is_view, keeps_no_zeros, own_tensor
-from ...codegen.wrapper.emit import Source
+from ...codegen.wrapper.emit import WrapperSource
 from ..calls import Boxed
 
 
@@ -34,15 +34,17 @@ class TrainingStep:
         captured: whether the backward may be captured as a CUDA graph.
     """
 
-    forward: Source
-    backward: Source
+    forward: WrapperSource
+    backward: WrapperSource
     facts: StepFacts
     tangents: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     without_gradient: frozenset[int]
     captured: bool = False
 
 
-def step_of(forward: Source, backward: Source, facts: StepFacts, graph: fx.Graph, inputs: int) -> TrainingStep | None:
+def step_of(
+    forward: WrapperSource, backward: WrapperSource, facts: StepFacts, graph: fx.Graph, inputs: int
+) -> TrainingStep | None:
     """The step of two compiled graphs; None where the backward's inputs or outputs are not what one would expect.
 
     Args:

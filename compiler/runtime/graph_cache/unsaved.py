@@ -13,7 +13,7 @@ from torch import fx
 from ....rewrites.compat.autograd import StepFacts, calls_plainly, step_facts, versions_written, writes_inputs
 from ....rewrites.record import GraphRecord
 from ...codegen.wrapper.wrapper import Wrapper
-from .entry import Entry, save
+from .entry import CachedProgram, save
 from .training import TrainingStep, step_of
 
 
@@ -67,10 +67,12 @@ class Unsaved:
         if not told or self.barred:
             return
         if self._step is not None:
-            save(key, Entry(record.name, None, record, self._static.get("forward"), self._step))
+            save(key, CachedProgram(record.name, None, record, self._static.get("forward"), self._step))
         elif self._plain is not None and not self._training:
             wrapper, written = self._plain
-            save(key, Entry(wrapper.name, wrapper.parts, record, self._static.get("inference"), written=written))
+            save(
+                key, CachedProgram(wrapper.name, wrapper.parts, record, self._static.get("inference"), written=written)
+            )
 
     def _takes_inputs(self, graph_module: fx.GraphModule) -> bool:
         """Whether the graph's inputs are those of the program: AOTAutograd adds parameters and buffers itself.

@@ -38,7 +38,7 @@ _FUNCTION, _DOUBLE = 3, 4  # operations that take as long as one of them; as one
 
 
 @dataclass(frozen=True)
-class Lanes:
+class LanePlacement:
     """Where lanes are.
 
     Args:
@@ -97,7 +97,9 @@ def _operations(value: Op) -> int:
     return number * (_DOUBLE if value.dtype == torch.float64 else 1)
 
 
-def elements_of(lanes: Lanes, body: Sequence[Statement], bytes_of: Mapping[str, int], few: Few | None = None) -> int:
+def elements_of(
+    lanes: LanePlacement, body: Sequence[Statement], bytes_of: Mapping[str, int], few: Few | None = None
+) -> int:
     """The elements of a lane: 8, 4, 2 or 1.
 
     Args:
@@ -138,7 +140,7 @@ def _lines(patterns: Sequence[_Pattern], each: int) -> float:
 class _Pattern:
     """How one access moves from lane to lane."""
 
-    def __init__(self, access: Access, lanes: Lanes, size: int) -> None:
+    def __init__(self, access: Access, lanes: LanePlacement, size: int) -> None:
         dependence = Dependence()
         step = dependence.stride(access.offset, lanes.var, MOST)
         self.buffer = access.buffer

@@ -24,7 +24,7 @@ from ...ir.kernel import Statement
 from ...ir.launch import Blocks, Launch
 from ..target import NARROWEST
 from .blocks import FEWER_WARPS, POINTWISE, VECTOR, Memory, fitting, power_of, programs_of, warps_of, ways
-from .lanes import MOST, THREADS, Few, Lanes, elements_of, is_short, long_operations
+from .lanes import MOST, THREADS, Few, LanePlacement, elements_of, is_short, long_operations
 
 _LANES = 16  # fewest neighboring elements that an access should read
 NARROW = 64  # fewest lanes per row of a tile, unless rows are shorter
@@ -84,7 +84,7 @@ def _elements_of_a_lane(
     loops: tuple[Var, ...], body: tuple[Statement, ...], few: Few, memory: Memory, tiled: bool
 ) -> int:
     """Elements of a lane, up to `MOST`; at least two where the body combines elements with those in memory."""
-    fewer = elements_of(Lanes(loops, loops[-1], not tiled), body, memory.bytes_of, few) if loops else MOST
+    fewer = elements_of(LanePlacement(loops, loops[-1], not tiled), body, memory.bytes_of, few) if loops else MOST
     return max(fewer, 2) if any(a.mode is not None for a in accesses(body)) else fewer
 
 

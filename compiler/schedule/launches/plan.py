@@ -52,9 +52,9 @@ from .blocks import (
     ways,
 )
 from .column_blocks import Columns, begin_anywhere, column_blocks, unrolled
-from .lanes import MOST, THREADS, Few, Lanes, elements_of, is_short
+from .lanes import MOST, THREADS, Few, LanePlacement, elements_of, is_short
 from .line_blocks import NARROW, along
-from .row_blocks import SCANNED, Rows, held, more_rows, special_rows, whole_rows
+from .row_blocks import SCANNED, RowFold, held, more_rows, special_rows, whole_rows
 
 _LANES = 16  # fewest neighboring elements that an access should read
 _TILE = (64, 64)  # tile of a transposition
@@ -235,7 +235,7 @@ def _rows(
     loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), memory.bytes_of)
     narrow = 0 < max(loaded, default=0) <= _NARROW_BYTES
     scan, moments = _has_scan(body), any(info.costly for info in _reducers(body))
-    found = Rows(loops, inner, max(loaded, default=0), longest, moments or _all_folds_are_simple(body))
+    found = RowFold(loops, inner, max(loaded, default=0), longest, moments or _all_folds_are_simple(body))
     block = held(found, len(loaded), scan, moments)
     rows = fitting(_rows_at_once(loops, inner, body, block), total, 1, memory.enough)
     sizes: list[tuple[int, int, float]]
@@ -341,7 +341,7 @@ def _fewer_a_lane(
     rows, columns = block
     folds = any(isinstance(s, Update) for s in statements(body))
     few = None if folds else Few(mul(extent_of(loops), columns), memory.processors)
-    lanes = [Lanes((*loops, *leaf), leaf[-1], inside=True) for leaf in inner if leaf]
+    lanes = [LanePlacement((*loops, *leaf), leaf[-1], inside=True) for leaf in inner if leaf]
     each = min((elements_of(one, body, memory.bytes_of, few) for one in lanes), default=MOST)
     if each == MOST or _has_scan(body):
         return []

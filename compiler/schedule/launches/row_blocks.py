@@ -50,7 +50,7 @@ def more_rows(rows: int, block: int, total: Any, once: bool) -> int:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowFold:
     """A launch that folds rows.
 
     Args:
@@ -68,7 +68,7 @@ class Rows:
     plain: bool
 
 
-def held(rows: Rows, loads: int, scan: bool, moments: bool) -> int:
+def held(rows: RowFold, loads: int, scan: bool, moments: bool) -> int:
     """Elements of a row that registers hold: all, if they are few enough for their number of loads, or those of a step.
 
     Args:
@@ -100,7 +100,7 @@ def whole_rows(rows: int, block: int, narrow: bool) -> list[tuple[int, int, int]
     return [(1, block, _NARROW_WARPS if narrow else _WHOLE_WARPS)]
 
 
-def special_rows(rows: Rows, block: int, body: Sequence[Statement], memory: Memory) -> list[tuple[int, int, int]]:
+def special_rows(rows: RowFold, block: int, body: Sequence[Statement], memory: Memory) -> list[tuple[int, int, int]]:
     """Rows, columns and warps for rows that are very long, or that no lane accesses in wide pieces; nothing of others.
 
     Args:
@@ -132,7 +132,7 @@ def _step_of(total: Any, memory: Memory) -> tuple[int, int]:
     return _STEP * times, _WARPS * times
 
 
-def _overlap(rows: Rows, body: Sequence[Statement]) -> bool:
+def _overlap(rows: RowFold, body: Sequence[Statement]) -> bool:
     """Whether rows share elements with the rows beside them, as windows do, or may."""
     dependence, length = Dependence(), extent_of(rows.inner[0])
     last = {leaf[-1] for leaf in rows.inner}
@@ -141,4 +141,4 @@ def _overlap(rows: Rows, body: Sequence[Statement]) -> bool:
     return any(step is None or (isinstance(step, int) and 0 < abs(step) < length) for step in steps)
 
 
-__all__ = ["SCANNED", "Rows", "held", "more_rows", "special_rows", "whole_rows"]
+__all__ = ["SCANNED", "RowFold", "held", "more_rows", "special_rows", "whole_rows"]

@@ -47,7 +47,7 @@ def worth_computing(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 def _leaves(node: fx.Node, inner: dict[fx.Node, None]) -> set[fx.Node]:
     """The operands from which a node can be computed with the fewest bytes; nodes in between are added to `inner`."""
     leaves: set[fx.Node] = set()
-    least = _Least()
+    least = _LeastBytes()
     queue = [(node, 0)]
     for one, depth in queue:
         if packet(one) in NUMBERS or mask_formula(one) is not None:
@@ -75,7 +75,7 @@ def _is_for_each(node: fx.Node, whole: fx.Node) -> bool:
     return _bytes(node) >= math.prod(last) * val.dtype.itemsize
 
 
-class _Least:
+class _LeastBytes:
     """The fewest bytes from which values can be computed: 0 for values of positions and numbers alone."""
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ def fuse_attention(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRe
     Returns:
         The number of attentions replaced.
     """
-    fusion, fused = _Fusion(graph_module.graph, oracle, record), 0
+    fusion, fused = _AttentionFusion(graph_module.graph, oracle, record), 0
     for node in list(graph_module.graph.nodes):
         found = None if is_on(node, "cuda") else matched(node)
         if isinstance(found, Reason):
@@ -61,7 +61,7 @@ def attention_kernel(attention: Attention) -> TemplateKernel:
     return template_kernel("attention", PRELUDE + body, inputs, Layout.of(attention.out.buffer), attention.flops)
 
 
-class _Fusion:
+class _AttentionFusion:
     def __init__(self, graph: fx.Graph, oracle: Oracle, record: GraphRecord) -> None:
         self._graph, self._oracle, self._record = graph, oracle, record
         self._copies = Copies()

@@ -31,7 +31,7 @@ class Places:
     scores: Operand | None = None
 
 
-class Gradients:
+class AttentionGradients:
     """The gradients, each with its place.
 
     Args:

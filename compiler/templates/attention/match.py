@@ -117,7 +117,7 @@ def _first(softmax: fx.Node, down: list[fx.Node]) -> FoundAttention | Reason:
     first: Reason | None = None
     for product in _products_above(softmax):
         try:
-            return _Matcher(softmax, down, product).run()
+            return _AttentionMatcher(softmax, down, product).run()
         except _RefusedError as refused:
             first = first or refused.reason
         except Unlowered as refusal:
@@ -185,7 +185,7 @@ class _Widening:
         return made.dtype == torch.float32 and given.dtype in _HALVES and made.device == given.device
 
 
-class _Matcher:
+class _AttentionMatcher:
     def __init__(self, softmax: fx.Node, down: list[fx.Node], product: fx.Node) -> None:
         self._softmax, self._down, self._product = softmax, down, product
         self._inside = _between(product, softmax)

@@ -33,7 +33,7 @@ from ...ir.program import Buffer
 from ...ir.value import Value
 from .description import Attention, Operand
 from .gradient import ONE, NoDerivativeError, apart, derivative, is_finite
-from .gradient_layout import SCORES, SINKS, Gradients, Places
+from .gradient_layout import SCORES, SINKS, AttentionGradients, Places
 from .mask_bounds import Limit, inside
 from .mask_fill import may_hide_rows
 from .score import is_level, lean
@@ -107,7 +107,7 @@ def attention_backward(
     if sinks and attention.sink is None:
         raise ValueError("the attention has no sink")
     tile = tile or backward_tiles(attention)[0]
-    made, delta = Gradients(attention, places, scores=scores, sinks=sinks), _delta(attention)
+    made, delta = AttentionGradients(attention, places, scores=scores, sinks=sinks), _delta(attention)
     read = [attention.out.buffer, made.out.buffer, statistics_buffer(attention)]
     first = _Queries(attention, tile, [*read, delta, *made.by_queries], precision, made)
     by_keys = by_keys or turned(tile, attention)
@@ -128,7 +128,12 @@ class _Backward(AttentionText):
     """What both kernels do with a block of scores."""
 
     def __init__(
-        self, attention: Attention, tile: Tile, more: Sequence[Buffer], precision: str, made: Gradients
+        self,
+        attention: Attention,
+        tile: Tile,
+        more: Sequence[Buffer],
+        precision: str,
+        made: AttentionGradients,
     ) -> None:
         super().__init__(attention, tile, more, precision)
         self._made = made

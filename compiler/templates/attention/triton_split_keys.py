@@ -17,7 +17,7 @@ from ...codegen.triton import KernelSource
 from ...codegen.triton.dtypes import type_name
 from ...codegen.triton.kernel_text import waiting
 from ...codegen.triton.source import module_text
-from ...codegen.triton.values import Axis
+from ...codegen.triton.values import TileAxis
 from ...ir.program import Buffer
 from ...ir.value import Value
 from .description import Attention
@@ -58,7 +58,7 @@ def split_attention(
     """
     check_operands(attention)
     kind = "early_" if early else ""
-    launches = [_Part(attention, tile, precision).launch(f"attention_{kind}keys")]
+    launches = [_PartialForward(attention, tile, precision).launch(f"attention_{kind}keys")]
     if tile.splits > 1:
         launches.append(_Whole(attention, tile, precision).launch(f"attention_{kind}parts"))
     if early:
@@ -66,7 +66,7 @@ def split_attention(
     return KernelSource(module_text([launch.text for launch in launches]), tuple(launches))
 
 
-class _Part(WholeForward):
+class _PartialForward(WholeForward):
     """The first launch: a program is one lead iteration, all of its queries, and a part of the keys."""
 
     def __init__(self, attention: Attention, tile: SplitTile, precision: str) -> None:
@@ -134,7 +134,7 @@ class _Part(WholeForward):
             mask = "place_inside" if extent % size else None
             if mask is not None:
                 self._line(f"{mask} = place < {extent}")
-            values.columns = Axis(frozenset({self._a.key}), str(size), mask)
+            values.columns = TileAxis(frozenset({self._a.key}), str(size), mask)
             seen = f"({values.get(self._seen)}) != 0"
             self._line(f"seen = {both(mask, f'({seen})')}")
             for name, other, how in (("first_seen", str(extent), "min"), ("past_seen", "0", "max")):

@@ -11,7 +11,7 @@ import torch
 
 from ...codegen.flatten import flatten_value
 from ...codegen.triton.dtypes import signature_name
-from ...codegen.triton.values import Axis, Names, Values
+from ...codegen.triton.values import TileAxis, TritonNames, TritonValues
 from ...codegen.triton.writer import TritonWriter
 from ...ir.dependence import Dependence
 from ...ir.index.index import Index, Loaded, Var, atoms
@@ -79,14 +79,14 @@ class AttentionText:
         self._arguments = [f"p{number}_ptr" for number in range(len(self._buffers))]
         self._more = self._arguments[len(attention.reads) :]
         reads = list(zip(attention.reads, self._arguments, strict=False))
-        names = Names({b.name: name for b, name in reads}, {b.name: b.dtype for b, _ in reads})
+        names = TritonNames({b.name: name for b, name in reads}, {b.name: b.dtype for b, _ in reads})
         names.variables = {var: f"g{number}" for number, var in enumerate(attention.lead)}
         names.variables |= {attention.row: "i", attention.key: "j"}
         self._w = TritonWriter()
         self._dependence = Dependence()
         is_short = all(map(has_small_offsets, self._buffers)) and all(map(is_small, _numbers(attention)))
         self._long = "" if is_short else ".to(tl.int64)"
-        self._values = Values(self._w, names, self._dependence, "tl.int64" if self._long else "tl.int32")
+        self._values = TritonValues(self._w, names, self._dependence, "tl.int64" if self._long else "tl.int32")
         self._raw = self._flat(SCORE)
         self._exact = self._plain = self._flat(attention.score)
         self._sink = None if attention.sink is None else self._flat(attention.sink)
@@ -173,12 +173,12 @@ class AttentionText:
         self._line("lead = turn + rest % turns")
         return "rest // turns"
 
-    def _axis(self, name: str, var: Var, extent: int, block: int) -> Axis:
+    def _axis(self, name: str, var: Var, extent: int, block: int) -> TileAxis:
         """The axis of lanes `name`, whose condition is written where any lane may lie outside."""
         mask = f"{name}_inside" if extent % block else None
         if mask is not None:
             self._line(f"{mask} = {name} < {extent}")
-        return Axis(frozenset({var}), str(block), mask)
+        return TileAxis(frozenset({var}), str(block), mask)
 
     def _columns(self, name: str, columns: list[tuple[int, int]], extent: int) -> list[str | None]:
         """Positions of an operand's columns, part by part; gives their conditions."""

@@ -15,7 +15,7 @@ from ....rewrites.compat import is_fake
 from ....rewrites.compat.memory import empty_strided
 from ...codegen.cpp.binding import bind
 from ...codegen.cpp.build import source_of
-from ...codegen.cpp.compiler import Source, compile_all
+from ...codegen.cpp.compiler import LibrarySource, compile_all
 from ...codegen.cpp.errors import CompileFailed, CompilerMissing
 from ...codegen.cpp.target import host_target
 from ...codegen.kernel_call import CppTemplateCall, Layout
@@ -83,7 +83,7 @@ class TemplateKernel(CppTemplateCall):
         self._run = bind(address, "t" * (len(self.inputs) + 1), len(self.numbers), True)
         return self._run
 
-    def unit(self) -> Source:
+    def unit(self) -> LibrarySource:
         """The C++ source that contains the kernel's function."""
         return source_of([PRELUDE, self.source], host_target())
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...codegen.cpp.dtypes import memory_type
-from ...codegen.cpp.value_text import Names, Values
+from ...codegen.cpp.value_text import CppNames, CppValues
 from ...codegen.source_writer import Writer
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var
@@ -24,10 +24,10 @@ class CppText:
     def __init__(self, buffers: Sequence[Buffer], variables: Mapping[Var, str]) -> None:
         self._buffers = buffers
         self._pointers = {buffer.name: f"p{number}" for number, buffer in enumerate(buffers)}
-        names = Names(dict(self._pointers), {})
+        names = CppNames(dict(self._pointers), {})
         names.variables = dict(variables)
         self._w = Writer()
-        self._values = Values(self._w, names, Dependence())
+        self._values = CppValues(self._w, names, Dependence())
 
     def _line(self, *lines: str) -> None:
         for line in lines:

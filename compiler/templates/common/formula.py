@@ -61,7 +61,7 @@ def is_move(node: fx.Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Computed(Tensor):
+class ComputedTensor(Tensor):
     """A tensor without memory: `compute` computes an element when it is read."""
 
     compute: Callable[[Indices], Value] = lambda _: _never()
@@ -76,14 +76,14 @@ def _never() -> Value:
 
 
 class FormulaLowering(Lowering):
-    """A lowering that returns `Computed` tensors, and refuses operators that are not pointwise."""
+    """A lowering that returns `ComputedTensor` tensors, and refuses operators that are not pointwise."""
 
     def pointwise(
         self, compute: Callable[[Indices], Value], sizes: Sequence[Any], dtype: torch.dtype, **_: Any
     ) -> Tensor:
         """A tensor whose elements are computed when they are read."""
         stand_in = whole(Buffer(self.name(self._node_name()), dtype, tuple(sizes), (0,) * len(sizes), self.device))
-        return Computed(stand_in.buffer, tuple(sizes), stand_in.where, dtype, compute)
+        return ComputedTensor(stand_in.buffer, tuple(sizes), stand_in.where, dtype, compute)
 
     def define(self, *_: Any, **__: Any) -> None:
         """Refuse a value that needs loops of its own."""

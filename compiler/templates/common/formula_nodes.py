@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ....rewrites.facts import Choice, Fact, Positions, Uniform, derive
+from ....rewrites.facts import Conditional, Fact, Positions, Uniform, derive
 from ....rewrites.graph import is_tensor
 from ...ir.value import Number, Value
 from ...lowering.arithmetic import op
@@ -32,7 +32,7 @@ def mask_formula(node: fx.Node) -> Callable[[tuple[Any, ...]], Value] | None:
     fact = _fact(node)
     if isinstance(fact, Uniform):
         return lambda _: const(bool(fact.number), torch.bool)
-    if not isinstance(fact, Choice) or not all(map(_is_static, fact.conditions)):
+    if not isinstance(fact, Conditional) or not all(map(_is_static, fact.conditions)):
         return None
     return lambda at: _chosen(fact, at)
 
@@ -41,7 +41,7 @@ def _is_static(place: Positions) -> bool:
     return all(isinstance(number, int) for number in (place.offset, *place.steps))
 
 
-def _chosen(fact: Choice, at: tuple[Any, ...]) -> Value:
+def _chosen(fact: Conditional, at: tuple[Any, ...]) -> Value:
     """`yes` if all conditions hold."""
     holds: Value = const(True, torch.bool)
     for number, place in enumerate(fact.conditions):

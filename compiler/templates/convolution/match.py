@@ -57,7 +57,7 @@ def match_convolution(call: fx.Node) -> FoundProduct | Reason | None:
     images, _, *space = call.meta["val"].shape
     sizes = groups, images * prod(space), channels // groups, prod(weight.meta["val"].shape[1:])
     operands = Operands(x, weight, values["bias"], sizes, _weight_strides(weight, channels // groups))
-    return _with_epilogue(_Matcher, call, operands)
+    return _with_epilogue(_ConvolutionMatcher, call, operands)
 
 
 def _refusal(call: fx.Node, values: dict[str, Any]) -> Reason | None:
@@ -116,7 +116,7 @@ class _Epilogue(Epilogue):
         return bias.at((indices[1],))
 
 
-class _Matcher(ProductMatcher):
+class _ConvolutionMatcher(ProductMatcher):
     """Puts a convolution and nodes after it into a description."""
 
     epilogue = _Epilogue
@@ -150,7 +150,7 @@ class _Matcher(ProductMatcher):
         return Matrix(buffer, channels * val.stride(1), 0, val.stride(1))
 
 
-class _Depthwise(_Matcher):
+class _Depthwise(_ConvolutionMatcher):
     """The same for convolutions of few channels a group."""
 
     def _product(self, *fields: Any) -> Product:
@@ -185,7 +185,7 @@ def _match_depthwise(call: fx.Node, operands: Operands) -> FoundProduct | Reason
     return _with_epilogue(_Depthwise, call, operands)
 
 
-def _with_epilogue(kind: type[_Matcher], call: fx.Node, operands: Operands) -> FoundProduct | Reason | None:
+def _with_epilogue(kind: type[_ConvolutionMatcher], call: fx.Node, operands: Operands) -> FoundProduct | Reason | None:
     def described(nodes: tuple[fx.Node, ...], output: fx.Node, kept: bool) -> FoundProduct | Reason:
         return kind(call, operands, nodes, output, kept, packed=False, sides="").run()
 

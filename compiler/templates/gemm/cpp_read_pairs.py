@@ -27,7 +27,7 @@ _FEWEST = 4  # most rows for which multiplying sums with a factor takes less tim
 
 
 @dataclass(frozen=True)
-class Reading:
+class WeightReading:
     """How 32 words of a weight are read.
 
     Args:
@@ -45,12 +45,12 @@ class Reading:
     many: Var | None = None
 
 
-def reading(step: Var, values: tuple[Value, ...], rows: int) -> Reading:
+def reading(step: Var, values: tuple[Value, ...], rows: int) -> WeightReading:
     """How a weight is read, for so many rows."""
     many = Var("q", step.extent // WORDS)
     rest, factors = _without_factor(step, many, values) if rows <= _FEWEST and many.extent else (values, ())
     tables = tuple(found for found in map(looked_up, rest) if found is not None)
-    return Reading(step, rest, tables if len(tables) == len(rest) else (), factors, many)
+    return WeightReading(step, rest, tables if len(tables) == len(rest) else (), factors, many)
 
 
 def _without_factor(step: Var, many: Var, values: tuple[Value, ...]) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
@@ -88,7 +88,7 @@ def _poisoned(factor: Value) -> Value:
 class ReadsPairs(GemmCpp):
     """Writes `read` and `last` of `gemm::deep_pairs`, for the column `j`."""
 
-    def _read_pairs(self, how: Reading) -> None:
+    def _read_pairs(self, how: WeightReading) -> None:
         """Write both, of a weight that is a formula."""
         if how.many is not None:
             self._values.names.variables[how.many] = "q"
@@ -106,13 +106,13 @@ class ReadsPairs(GemmCpp):
                 self._factor(how)
             self._line(";")
 
-    def _request_words(self, how: Reading) -> None:
+    def _request_words(self, how: WeightReading) -> None:
         loads = [part for part in walk(how.values) if isinstance(part, Load)]
         load = next((part for part in loads if part.buffer == self._p.b.buffer.name), loads[0])
         address = self._values.address(load.buffer, load.indices[0])
         self._line(f"__builtin_prefetch({address} + {ahead(self._p)}, 0, 2);")
 
-    def _look_up(self, how: Reading, partly: bool) -> None:
+    def _look_up(self, how: WeightReading, partly: bool) -> None:
         rows = dict[Load, str]()
         for number, found in enumerate(how.tables):
             if found.byte not in rows:
@@ -123,7 +123,7 @@ class ReadsPairs(GemmCpp):
             place = f"{byte} >> {found.shift}" if found.shift else byte
             self._line(f"w[{number}] = (gemm::Pairs)__builtin_shuffle(table{number}, {place});")
 
-    def _convert(self, how: Reading, partly: bool) -> None:
+    def _convert(self, how: WeightReading, partly: bool) -> None:
         self._values.vectors = Vectors(how.step, _LANES, 2, frozenset({how.step}))
         halves = list[list[str]]()
         for copy in range(2):
@@ -135,7 +135,7 @@ class ReadsPairs(GemmCpp):
             self._line(f"w[{place}] = gemm::paired({low}, {high});")
         self._values.vectors = None
 
-    def _factor(self, how: Reading) -> None:
+    def _factor(self, how: WeightReading) -> None:
         if not how.factors:
             return
         self._line("const i64 q = k / 32;")

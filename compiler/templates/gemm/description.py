@@ -51,7 +51,7 @@ class Prologue:
 
 
 @dataclass(frozen=True)
-class Result:
+class ExtraOutput:
     """Another tensor that a product's kernel writes: its element (g, i, j) is `value`, stored at `place`."""
 
     buffer: Buffer
@@ -92,7 +92,7 @@ class Product:
     value: Value
     buffers: tuple[Buffer, ...] = ()
     packed: bool = False
-    more: tuple[Result, ...] = ()
+    more: tuple[ExtraOutput, ...] = ()
     step: Var | None = None
     left: Prologue | None = None
     right: Prologue | None = None
@@ -112,9 +112,9 @@ class Product:
         return self.left is not None or self.right is not None
 
     @property
-    def results(self) -> tuple[Result, ...]:
+    def results(self) -> tuple[ExtraOutput, ...]:
         """All buffers that are written, in the order of the kernel's parameters."""
-        return (Result(self.out, self.place, self.value), *self.more)
+        return (ExtraOutput(self.out, self.place, self.value), *self.more)
 
     @property
     def flops(self) -> int:

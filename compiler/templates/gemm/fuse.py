@@ -58,14 +58,14 @@ def fuse_gemm(
     Returns:
         The number of products replaced.
     """
-    fusion, fused = _Fusion(graph_module.graph, oracle, record, packed, few_rows), 0
+    fusion, fused = _ProductFusion(graph_module.graph, oracle, record, packed, few_rows), 0
     for item in fusion.prepared():
         # A product that was found earlier may read nodes that were replaced since: match again.
         fused += any(fusion.run(found) for found in fusion.found(item) if isinstance(found, FoundProduct))
     return fused
 
 
-class _Fusion:
+class _ProductFusion:
     def __init__(self, graph: fx.Graph, oracle: Oracle, record: GraphRecord, packed: bool, few_rows: bool) -> None:
         self._graph, self._oracle, self._record = graph, oracle, record
         self._packed, self._few_rows = packed, few_rows

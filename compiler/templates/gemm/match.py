@@ -29,7 +29,7 @@ from ...lowering.sizes import Unlowered
 from ..attention.description import address
 from ..attention.match import at, made, nodes_between
 from ..common.formula import packet
-from .description import ELEMENT, Matrix, Product, Result
+from .description import ELEMENT, ExtraOutput, Matrix, Product
 from .epilogue import Epilogue, epilogues
 from .operands import LINEAR, ONEDNN, Operands, arguments, before_crop, is_product, operands_of
 from .prologue import FoundPrologue, factored, is_computed, prologue_of
@@ -148,7 +148,7 @@ class ProductMatcher:
         if refusal is not None or left is None:
             return refusal or Reason("operand", f"{self._operands.x.name} cannot be read as a matrix", (self._call,))
         right = self._right() if sides[1] is None else sides[1].matrix
-        out, *more = (result for result in results if isinstance(result, Result))
+        out, *more = (result for result in results if isinstance(result, ExtraOutput))
         computed = [side for side in sides if side is not None]
         leaves = {name: node for side in computed for name, node in side.leaves.items()} | self._formulas.leaves
         for operand in (left, right):
@@ -180,7 +180,7 @@ class ProductMatcher:
             prologue_of(weight, self._call, of_weight, right) if "b" in self._sides else None,
         )
 
-    def _result(self, node: fx.Node, name: str) -> Result | Reason:
+    def _result(self, node: fx.Node, name: str) -> ExtraOutput | Reason:
         """The result that the kernel writes for a node."""
         buffer = replace(made(node), name=name)
         if buffer.strides[self.columns] != 1 and self._column.extent > 1:
@@ -188,7 +188,7 @@ class ProductMatcher:
         value = self._value(node)
         if value is None:
             return Reason("moved", "the epilogue transposes or reorders elements", (node, self._call))
-        return Result(buffer, address(buffer, self._indices(node)), cast(value, compute_dtype(buffer.dtype)))
+        return ExtraOutput(buffer, address(buffer, self._indices(node)), cast(value, compute_dtype(buffer.dtype)))
 
     def _indices(self, node: fx.Node) -> tuple[Any, ...]:
         """The indices of element (g, i, j) in the result of a node."""

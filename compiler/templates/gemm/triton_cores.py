@@ -21,7 +21,7 @@ from ...ir.value import Value
 from .description import Prologue
 from .triton_bytes import Bytes, as_bytes
 from .triton_lanes import HIGH, LanesTriton
-from .triton_operand import Computed, LoadedOperand
+from .triton_operand import ComputedOperand, LoadedOperand
 from .triton_text import ProductText
 from .triton_tiles import GemmTile
 
@@ -29,7 +29,7 @@ from .triton_tiles import GemmTile
 class CoresTriton(LanesTriton):
     """Writes the first launch of a tile with `GemmTile.cores`."""
 
-    def _weights(self, first: str) -> dict[str, LoadedOperand | Computed]:  # noqa: ARG002
+    def _weights(self, first: str) -> dict[str, LoadedOperand | ComputedOperand]:  # noqa: ARG002
         product = self.product
         given = {"b": product.right, "c": product.also}
         given |= {HIGH[name]: made for name, made in self._high.items()}
@@ -64,7 +64,7 @@ class CoresTriton(LanesTriton):
         super()._gather(name, total)
 
 
-class _Bytes(Computed):
+class _Bytes(ComputedOperand):
     """A right operand's bytes, as they are; beyond the depth any, where the activations are 0."""
 
     def __init__(self, text: ProductText, name: str, prologue: Prologue, tile: GemmTile) -> None:

@@ -31,7 +31,7 @@ from ..common.replacing import replace_by_call
 from ..common.task import Task
 from ..common.template import ComparedProgram, Template
 from ..common.triton_call import TritonTemplateKernel
-from .description import Product, Prologue, Result
+from .description import ExtraOutput, Product, Prologue
 from .epilogue import is_read_by_loops
 from .match import FoundProduct, has_prologue, match_gemm
 from .replacement import FAMILY, RULE, ProductBaseline
@@ -285,7 +285,7 @@ def renamed(product: Product) -> Product:
         return given and replace(given, value=rewrite(given.value), buffers=named(given.buffers))
 
     rewrite = Rewriter(load)
-    more = tuple(Result(x.buffer, x.place, rewrite(x.value)) for x in product.more)
+    more = tuple(ExtraOutput(x.buffer, x.place, rewrite(x.value)) for x in product.more)
     a, b = (replace(x, buffer=named([x.buffer])[0]) for x in (product.a, product.b))
     return replace(
         product, a=a, b=b, value=rewrite(product.value), more=more, buffers=named(product.buffers),

@@ -23,7 +23,7 @@ from .triton_tiles import GemmTile
 
 
 @dataclass(frozen=True)
-class Member:
+class JointProduct:
     """One of the products.
 
     Args:
@@ -35,8 +35,8 @@ class Member:
     places: tuple[int, ...]
 
 
-def joint_triton(members: Sequence[Member], tile: GemmTile, label: str = "") -> KernelSource:
-    """The source of one kernel for several products; it takes what `Member.places` says, each thing once.
+def joint_triton(members: Sequence[JointProduct], tile: GemmTile, label: str = "") -> KernelSource:
+    """The source of one kernel for several products; it takes what `JointProduct.places` says, each thing once.
 
     Args:
         members: in the order of their programs; all of them `early`, or none.

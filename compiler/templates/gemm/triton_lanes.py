@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...codegen.triton.values import Axis
+from ...codegen.triton.values import TileAxis
 from ...ir.value import Value, substitute
 from .description import Matrix, Product, Prologue
 from .halves import halves
 from .triton_matmul import GemmTriton
-from .triton_operand import Computed, LoadedOperand, base
+from .triton_operand import ComputedOperand, LoadedOperand, base
 from .triton_text import ProductText
 from .triton_tiles import GemmTile, read_bytes
 
@@ -91,7 +91,7 @@ class LanesTriton(GemmTriton):
         side_by_side = _LOADED // product.dtype.itemsize // (2 if self._high else 1)
         return f"tl.max_contiguous({places}, {min(side_by_side, depth)})"
 
-    def _ask(self, weights: dict[str, LoadedOperand | Computed]) -> list[dict[str, dict[Value, str]]]:
+    def _ask(self, weights: dict[str, LoadedOperand | ComputedOperand]) -> list[dict[str, dict[Value, str]]]:
         """Ask for the weights of the first steps; returns, by step, what computed ones have been loaded from.
 
         Nothing is computed of them yet: that would wait until they are there.
@@ -103,7 +103,7 @@ class LanesTriton(GemmTriton):
             self._begin(step)
             asked.append({})
             for name, weight in weights.items():
-                if isinstance(weight, Computed):
+                if isinstance(weight, ComputedOperand):
                     asked[-1][name] = weight.ask()
                     continue
                 weight.load()
@@ -111,9 +111,11 @@ class LanesTriton(GemmTriton):
                 weight.advance()
         return asked
 
-    def _asked(self, name: str, step: int, weight: LoadedOperand | Computed, given: dict[str, dict[Value, str]]) -> str:
+    def _asked(
+        self, name: str, step: int, weight: LoadedOperand | ComputedOperand, given: dict[str, dict[Value, str]]
+    ) -> str:
         """What holds one of the first steps' weights, computed where it is not as it was loaded."""
-        if not isinstance(weight, Computed):
+        if not isinstance(weight, ComputedOperand):
             return f"{name}{step}"
         weight.load(given[name])
         return name
@@ -128,18 +130,20 @@ class LanesTriton(GemmTriton):
             return [_LoadedRow(self, row, product.a, tile, first) for row in self._rows_there]
         return [_ComputedRow(self, row, product.left, tile) for row in self._rows_there]
 
-    def _weights(self, first: str) -> dict[str, LoadedOperand | Computed]:
+    def _weights(self, first: str) -> dict[str, LoadedOperand | ComputedOperand]:
         """The right operands, by name."""
         product, tile, policy = self.product, self.tile, ', eviction_policy="evict_first"'  # they are read once
-        found: dict[str, LoadedOperand | Computed] = {"b": LoadedOperand(self, "b", product.b, tile, first, policy)}
+        found: dict[str, LoadedOperand | ComputedOperand] = {
+            "b": LoadedOperand(self, "b", product.b, tile, first, policy)
+        }
         if product.right is not None:
-            found["b"] = Computed(self, "b", product.right, tile)
+            found["b"] = ComputedOperand(self, "b", product.right, tile)
         if product.other is not None:
             found["c"] = LoadedOperand(self, "c", product.other, tile, first, policy)
         if product.also is not None:
-            found["c"] = Computed(self, "c", product.also, tile)
+            found["c"] = ComputedOperand(self, "c", product.also, tile)
         # The high halves of the bytes whose low ones `b` and `c` are.
-        return found | {HIGH[name]: Computed(self, HIGH[name], made, tile) for name, made in self._high.items()}
+        return found | {HIGH[name]: ComputedOperand(self, HIGH[name], made, tile) for name, made in self._high.items()}
 
     def _ahead(self) -> int:
         """How many steps' weights are asked for before anything else: no more than every part of the depth has."""
@@ -234,7 +238,7 @@ class _PairsRow:
         self._text.line(f"a{self.row}_at += {2 * self._depth * self._matrix.column}")
 
 
-class _ComputedRow(Computed):
+class _ComputedRow(ComputedOperand):
     """A row of the left operand with a prologue."""
 
     def __init__(self, text: ProductText, row: int, prologue: Prologue, tile: GemmTile) -> None:
@@ -243,5 +247,5 @@ class _ComputedRow(Computed):
         self.row, self.name, self.names = row, f"a{row}", (f"a{row}",)
         self._shape, self._turned = f"[{tile.depth}, 1]", "[:, None]"
 
-    def _set_axes(self, step: Axis | None) -> None:
+    def _set_axes(self, step: TileAxis | None) -> None:
         self._text.values.rows, self._text.values.columns = step, None

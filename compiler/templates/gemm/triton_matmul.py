@@ -18,7 +18,7 @@ from ...codegen.triton import KernelSource
 from ...codegen.triton.source import module_text
 from ..common.triton_launch import TemplateLaunch
 from .description import Matrix, Product
-from .triton_operand import Computed, LoadedOperand
+from .triton_operand import ComputedOperand, LoadedOperand
 from .triton_split_k import Parts
 from .triton_tiles import GemmTile, described
 
@@ -137,8 +137,10 @@ class GemmTriton(Parts):
         if product.is_computed:
             self.axes(tile.rows, tile.columns)
         first = "k" if tile.splits == 1 else "(first + k)"
-        sides: list[LoadedOperand | Computed] = [
-            LoadedOperand(self, name, x, tile, first) if prologue is None else Computed(self, name, prologue, tile)
+        sides: list[LoadedOperand | ComputedOperand] = [
+            LoadedOperand(self, name, x, tile, first)
+            if prologue is None
+            else ComputedOperand(self, name, prologue, tile)
             for name, x, prologue in (("a", product.a, product.left), ("b", product.b, product.right))
         ]
         if product.other is not None:
@@ -146,7 +148,7 @@ class GemmTriton(Parts):
             sides.append(
                 LoadedOperand(self, "c", product.other, tile, first)
                 if also is None
-                else Computed(self, "c", also, tile)
+                else ComputedOperand(self, "c", also, tile)
             )
         for side in sides:
             side.ahead()

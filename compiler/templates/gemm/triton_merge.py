@@ -32,7 +32,7 @@ from .description import ELEMENT, OTHER, Matrix, Product
 from .replacement import RULE
 from .splice import writes
 from .triton_cost import has_few_rows
-from .triton_joint import Member, joint_triton
+from .triton_joint import JointProduct, joint_triton
 from .triton_tiles import GemmTile, fits
 
 
@@ -163,10 +163,10 @@ def _kernel(
     """The kernel of products, each with the places of what it reads."""
     count = 1 + max(place for _, read in members for place in read)
     inputs: dict[int, Buffer] = {}
-    made: list[Member] = []
+    made: list[JointProduct] = []
     for number, (product, read) in enumerate(members):
         inputs |= dict(zip(read, product.reads, strict=True))
-        made.append(Member(product, (*read, count + number)))
+        made.append(JointProduct(product, (*read, count + number)))
     source = joint_triton(made, tile, label)
     plain = joint_triton(made, replace(tile, cores=False), label) if tile.cores else source
     outputs = tuple(Layout.of(product.out) for product, _ in members)

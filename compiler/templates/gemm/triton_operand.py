@@ -13,7 +13,7 @@ import torch
 
 from ...codegen.flatten import flatten_value
 from ...codegen.triton.dtypes import type_name
-from ...codegen.triton.values import Axis
+from ...codegen.triton.values import TileAxis
 from ...ir.index import index as ix
 from ...ir.index.index import Index, Var
 from ...ir.value import Const, Guarded, Load, Op, Value, walk
@@ -76,7 +76,7 @@ def base(text: ProductText, x: Matrix) -> str:
     return f"{name} + g * {x.batch}" if text.product.batch.extent > 1 and x.batch else name
 
 
-class Computed:
+class ComputedOperand:
     """An operand with a prologue.
 
     Args:
@@ -146,7 +146,7 @@ class Computed:
         if cut:
             text.line(f"{cut} = {place} < {text.product.depth}")
         text.values.names.variables[self._step] = place
-        self._set_axes(Axis(frozenset({self._step}), str(self._depth), cut or None))
+        self._set_axes(TileAxis(frozenset({self._step}), str(self._depth), cut or None))
         return cut
 
     def advance(self) -> None:
@@ -167,7 +167,7 @@ class Computed:
                 made = f"{loaded}{signed}.to(tl.float32).to(tl.bfloat16).to(tl.float32)"
                 self._text.writer.define("", made, part)
 
-    def _set_axes(self, step: Axis | None) -> None:
+    def _set_axes(self, step: TileAxis | None) -> None:
         values = self._text.values
         values.rows, values.columns = (self._outer, step) if self._name == "a" else (step, self._outer)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...codegen.flatten import flatten_value
 from ...codegen.triton.dtypes import type_name
-from ...codegen.triton.values import Axis, Names, Values
+from ...codegen.triton.values import TileAxis, TritonNames, TritonValues
 from ...codegen.triton.writer import TritonWriter
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var
@@ -16,7 +16,7 @@ from ...ir.program import Buffer
 from ...ir.value import Value
 from ...schedule.fast_math import fast_values
 from ..common.triton_launch import TemplateLaunch, launch_of
-from .description import ELEMENT, OTHER, Product, Result
+from .description import ELEMENT, OTHER, ExtraOutput, Product
 
 
 class ProductText:
@@ -35,11 +35,11 @@ class ProductText:
         # By position, as the call has it: a result may be called like what it is made from.
         self.arguments = [f"p{number}_ptr" for number in range(len(self.buffers))]
         pairs = list(zip(self.buffers, self.arguments, strict=True))
-        names = Names({b.name: name for b, name in pairs}, {b.name: b.dtype for b, _ in pairs})
+        names = TritonNames({b.name: name for b, name in pairs}, {b.name: b.dtype for b, _ in pairs})
         names.variables = {product.batch: "g", product.row: "i", product.column: "j"}
         self.writer = TritonWriter()
         self.long = "" if all(map(has_small_offsets, self.buffers)) else ".to(tl.int64)"
-        self.values = Values(self.writer, names, Dependence(), "tl.int64" if self.long else "tl.int32")
+        self.values = TritonValues(self.writer, names, Dependence(), "tl.int64" if self.long else "tl.int32")
 
     def line(self, *lines: str) -> None:
         """Add lines."""
@@ -71,10 +71,10 @@ class ProductText:
         self.values.rows = self._axis("i", self.product.row, rows, self.row_mask(rows))
         self.values.columns = self._axis("j", self.product.column, columns, self.column_mask(columns))
 
-    def _axis(self, name: str, var: Var, block: int, mask: str | None) -> Axis:
+    def _axis(self, name: str, var: Var, block: int, mask: str | None) -> TileAxis:
         if mask is not None:
             self.line(f"{name}_inside = {mask}")
-        return Axis(frozenset({var}), str(block), None if mask is None else f"{name}_inside")
+        return TileAxis(frozenset({var}), str(block), None if mask is None else f"{name}_inside")
 
     def epilogue(self) -> None:
         """`f` of the tile, to where results are; `axes` first."""
@@ -87,7 +87,7 @@ class ProductText:
         for result, value in zip(results, made, strict=True):
             self._store(result, flatten_value(value, [*self.product.reads, *raw]))
 
-    def _store(self, result: Result, value: Value) -> None:
+    def _store(self, result: ExtraOutput, value: Value) -> None:
         held = type_name(result.buffer.dtype)
         text = self.values.get(value)
         pointer = self.values.pointer(result.buffer.name, result.place)

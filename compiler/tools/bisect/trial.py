@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from ....rewrites.coverage import Coverage
-from ....rewrites.switches import Search, Step, search
+from ....rewrites.switches import Step, StepSearch, search
 from ...backend import backend
 from .subject import Subject, Verdict
 
@@ -73,7 +73,7 @@ class InProcess:
         """Run it."""
         given = self.options.get("without", ())
         options = {**self.options, "without": (*([given] if isinstance(given, str) else given), *without)}
-        with search(Search(dict(limits), self.told)) as found, Coverage() as coverage:
+        with search(StepSearch(dict(limits), self.told)) as found, Coverage() as coverage:
             verdict = self.subject.run(backend, options, self.dynamic)
         return Trial(verdict, found.steps, tuple(fault.message for fault in coverage.faults))
 

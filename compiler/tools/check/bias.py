@@ -22,7 +22,7 @@ import torch
 
 from ....rewrites.sample import Sample
 from .case import Case, Rewritten
-from .drawn import Drawn
+from .drawn import DrawnExample
 from .outcome import Disagreement, run
 
 LOW = (torch.bfloat16, torch.float16)
@@ -43,7 +43,7 @@ class _Runs:
     shaken: torch.Tensor
 
 
-def biased(case: Case, sample: Sample, drawn: Drawn, rewritten: Rewritten) -> Disagreement | None:
+def biased(case: Case, sample: Sample, drawn: DrawnExample, rewritten: Rewritten) -> Disagreement | None:
     """The first statistic with an error beyond rounding; None for rules that draw random numbers."""
     if case.rule.numerics.exact or case.rule.numerics.random != "none":
         return None
@@ -54,7 +54,7 @@ def biased(case: Case, sample: Sample, drawn: Drawn, rewritten: Rewritten) -> Di
     return None
 
 
-def _collected(case: Case, sample: Sample, drawn: Drawn, rewritten: Rewritten) -> Iterator[_Runs]:
+def _collected(case: Case, sample: Sample, drawn: DrawnExample, rewritten: Rewritten) -> Iterator[_Runs]:
     """The results and gradients in low precision."""
     rows: dict[str, list[tuple[torch.Tensor, ...]]] = {}
     for seed in range(drawn.seed, drawn.seed + RUNS):

@@ -23,7 +23,7 @@ from ....rewrites.record import GraphRecord
 from ....rewrites.rule import Rule
 from ....rewrites.sample import LEADING, Sample
 from ...normal import FORMS
-from .drawn import INCOMING, Drawn
+from .drawn import INCOMING, DrawnExample
 from .operands import KINKS, SINGULAR, Look, make, tensors
 
 Program = Callable[..., Any]
@@ -59,7 +59,7 @@ class Case:
     incoming: str = INCOMING[0]
 
     @classmethod
-    def of(cls, rule: Rule, sample: Sample, drawn: Drawn) -> Case:
+    def of(cls, rule: Rule, sample: Sample, drawn: DrawnExample) -> Case:
         """The case of a sample and its drawn example."""
         specs, sizes = tensors(sample), dict(drawn.sizes)
         operands = [sample.operands.get(v.name) for v in rule.variables]
@@ -203,7 +203,7 @@ def refusals(rule: Rule, sample: Sample) -> set[str]:
 
     The program is the pattern of the rule, so that a rule can only refuse the operands.
     """
-    return set(Case.of(rule, sample, Drawn.plain(sample)).rewritten().codes)
+    return set(Case.of(rule, sample, DrawnExample.plain(sample)).rewritten().codes)
 
 
 @contextmanager

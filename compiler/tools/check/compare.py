@@ -12,7 +12,7 @@ from ....rewrites.compat.tensors import writes_seen
 from ....rewrites.words import counted
 from .case import Case, Program
 from .distribution import compare_distributions
-from .outcome import Disagreement, Outcome, run
+from .outcome import Disagreement, RunOutcome, run
 
 _SHAKEN = 3  # number of runs with rounded operands, which show the effect of one rounding on the results
 _ROUNDINGS_DOUBLE = 64  # no type is wider than float64: eager's own error is unknown, and counts as zero
@@ -74,7 +74,7 @@ def _shaken(case: Case, number: int, coarsest: float) -> Case:
     return replace(case, operands=tuple(map(off, case.operands)))
 
 
-def _misshapen(ours: Outcome, eager: Outcome) -> Disagreement | None:
+def _misshapen(ours: RunOutcome, eager: RunOutcome) -> Disagreement | None:
     """A difference in the number, shapes or dtypes of results."""
     if len(ours.results) != len(eager.results):
         return Disagreement(f"it has {counted(len(ours.results), 'result')}, where eager has {len(eager.results)}")
@@ -91,7 +91,7 @@ def _misshapen(ours: Outcome, eager: Outcome) -> Disagreement | None:
 
 
 def _difference(
-    case: Case, ours: Outcome, eager: Outcome, exact: Outcome, shaken: Sequence[Outcome] = ()
+    case: Case, ours: RunOutcome, eager: RunOutcome, exact: RunOutcome, shaken: Sequence[RunOutcome] = ()
 ) -> Disagreement | None:
     for i, values in enumerate(zip(ours.results, eager.results, exact.results, strict=True)):
         found = _off(case, f"result {i}", *values, shaken=[one.results[i] for one in shaken])

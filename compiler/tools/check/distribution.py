@@ -23,7 +23,7 @@ from collections.abc import Iterator
 import torch
 
 from .case import Case, Program
-from .outcome import Disagreement, Outcome, run
+from .outcome import Disagreement, RunOutcome, run
 
 _RUNS = 200
 _SIGMAS = 6.0
@@ -50,7 +50,7 @@ def _sampled(case: Case, program: Program, seeds: range) -> list[tuple[str, torc
     return [(name, torch.stack([one[name].double().flatten() for one in runs])) for name in runs[0]]
 
 
-def _observed(case: Case, outcome: Outcome) -> Iterator[tuple[str, torch.Tensor]]:
+def _observed(case: Case, outcome: RunOutcome) -> Iterator[tuple[str, torch.Tensor]]:
     for i, result in enumerate(outcome.results):
         yield f"result {i}", result
         for j, other in enumerate(outcome.results[:i]):

@@ -27,7 +27,7 @@ _PLAIN_LAYOUTS, _PLAIN_VALUES = 2, 12  # how much likelier the plain one is than
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnExample:
     """One drawn example of a sample.
 
     Args:
@@ -49,7 +49,7 @@ class Drawn:
     incoming: str = INCOMING[0]
 
     @classmethod
-    def plain(cls, sample: Sample, factor: int = 1) -> Drawn:
+    def plain(cls, sample: Sample, factor: int = 1) -> DrawnExample:
         """The sizes of the sample, possibly times a factor, with plain layouts and values."""
         return cls(tuple((n, _times(factor, sample.sizes[n])) for n in dim_names(sample)))
 
@@ -96,11 +96,11 @@ def hypothesis() -> ModuleType:
 
 
 def drawings(rule: Rule, samples: Sequence[Sample]) -> Any:
-    """A strategy for pairs of a sample and its `Drawn` example; the first sample is the simplest."""
+    """A strategy for pairs of a sample and its `DrawnExample` example; the first sample is the simplest."""
     st = hypothesis().strategies
 
     @st.composite
-    def drawing(draw: Any) -> tuple[Sample, Drawn]:
+    def drawing(draw: Any) -> tuple[Sample, DrawnExample]:
         sample = draw(st.sampled_from(samples))
         names = dim_names(sample)
         large = draw(st.sampled_from((*((None,) * max(1, len(names))), *names)))
@@ -116,7 +116,7 @@ def drawings(rule: Rule, samples: Sequence[Sample]) -> Any:
             looks[name] = Look(layout, values, trained and draw(st.booleans()))
         dynamic, nan = draw(st.booleans()), draw(st.sampled_from(("eager", "eager", "eager", "safe")))
         incoming = draw(st.sampled_from(_mostly_first(INCOMING, len(INCOMING))))
-        return sample, Drawn(sizes, dtype, looks, dynamic, nan, draw(st.integers(0, 9999)), incoming)
+        return sample, DrawnExample(sizes, dtype, looks, dynamic, nan, draw(st.integers(0, 9999)), incoming)
 
     return drawing()
 

@@ -16,7 +16,7 @@ from ....rewrites.reason import Reason
 from ....rewrites.rule import Candidate, Guard, Rule
 from ....rewrites.sample import Sample
 from .case import Case, quiet
-from .drawn import Drawn
+from .drawn import DrawnExample
 
 _ALWAYS: Any = next(f.default for f in fields(Candidate) if f.name == "applies")
 
@@ -65,7 +65,7 @@ def noticed(rule: Rule) -> dict[str, Sample | None]:
     Removal of a guard or of dims is noticed by a near miss that then matches, raises, or is refused for other reasons
     than it declares; removal of a candidate's condition by any sample that the candidate alone then accepts.
     """
-    cases = {sample: Case.of(rule, sample, Drawn.plain(sample)) for sample in rule.samples}
+    cases = {sample: Case.of(rule, sample, DrawnExample.plain(sample)) for sample in rule.samples}
     with quiet():
         misses = {s: _refusing(rule, case) for s, case in cases.items() if s.refused}
         found: dict[str, Sample | None] = {}

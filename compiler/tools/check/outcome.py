@@ -26,7 +26,7 @@ class Disagreement:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """The outcome of one run: results, the gradients of operands that want them, the state of random draws after it."""
 
     results: list[torch.Tensor]
@@ -37,7 +37,7 @@ class Outcome:
     shared: list[str] = field(default_factory=list)  # by result, with what it shares memory
 
 
-def run(case: Case, program: Program, seed: int | None = None) -> Outcome:
+def run(case: Case, program: Program, seed: int | None = None) -> RunOutcome:
     """Run a program forward, and backward with a gradient for each of its results where gradients flow."""
     torch.manual_seed(case.seed if seed is None else seed)
     before = _random_state(case)
@@ -51,7 +51,7 @@ def run(case: Case, program: Program, seed: int | None = None) -> Outcome:
         found = torch.autograd.grad(used, leaves, coming, allow_unused=True) if used else [None] * len(leaves)
     gradients = [torch.zeros_like(o) if g is None else g for g, o in zip(found, leaves, strict=True)]
     state = _random_state(case)
-    return Outcome(
+    return RunOutcome(
         [r.detach() for r in results], gradients, not torch.equal(before, state), state,
         [r.requires_grad for r in results], _shared(case, results),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from functools import cached_property
 from ....rewrites.rule import Rule
 from ....rewrites.sample import Sample
 from .case import Case
-from .drawn import Drawn
+from .drawn import DrawnExample
 from .scope import Scope
 from .script import script_of
 
@@ -29,7 +29,7 @@ class Failure:
     rule: Rule
     candidate: str
     sample: Sample
-    drawn: Drawn
+    drawn: DrawnExample
     problem: str
     many: bool = False
 

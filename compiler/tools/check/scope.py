@@ -10,7 +10,7 @@ import torch
 from ....rewrites.rule import Rule
 from ....rewrites.sample import LEADING, Sample
 from .case import Case
-from .drawn import Drawn
+from .drawn import DrawnExample
 from .operands import dim_names, tensors
 
 _SHORT = 2  # sizes that follow each other and are written one by one
@@ -42,7 +42,7 @@ class Scope:
     dynamic: set[bool] = field(default_factory=set)
     biases: int = 0
 
-    def note(self, case: Case, sample: Sample, drawn: Drawn) -> None:
+    def note(self, case: Case, sample: Sample, drawn: DrawnExample) -> None:
         """Remember a program that was compared."""
         self.samples.add(id(sample))
         self.dynamic.add(drawn.dynamic)

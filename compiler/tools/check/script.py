@@ -14,7 +14,7 @@ import torch
 from ....rewrites.rule import Rule
 from ....rewrites.sample import Sample, T
 from .case import Case, operand_seed
-from .drawn import Drawn
+from .drawn import DrawnExample
 from .operands import Look, tensors
 
 _LITERAL = 64  # tensors with more entries are drawn again from their seed
@@ -44,7 +44,7 @@ from regraft.compiler.tools.check.operands import Look, make
 from regraft.rewrites.sample import T"""
 
 
-def script_of(case: Case, sample: Sample, drawn: Drawn, candidate: str, problem: str) -> str:
+def script_of(case: Case, sample: Sample, drawn: DrawnExample, candidate: str, problem: str) -> str:
     """The text of the program; see `replay` for what it prints."""
     specs = tensors(sample)
     names = [v.name for v in case.rule.variables]
@@ -76,7 +76,7 @@ def _settings(case: Case, sample: Sample, candidate: str) -> Iterator[tuple[str,
             yield name, value
 
 
-def _operand(spec: T | None, operand: Any, drawn: Drawn, name: str, place: int) -> str:
+def _operand(spec: T | None, operand: Any, drawn: DrawnExample, name: str, place: int) -> str:
     if not isinstance(operand, torch.Tensor):
         return repr(operand)
     if operand.numel() <= _LITERAL and operand.device.type == "cpu":

@@ -26,7 +26,7 @@ from .bias import LOW, biased
 from .case import Case, Rewritten, alone, quiet
 from .compare import compare
 from .derivatives import own_backwards
-from .drawn import Drawn, drawings, hypothesis
+from .drawn import DrawnExample, drawings, hypothesis
 from .guards import without_applies
 from .operands import Look, differentiable, placed, tensors
 from .result import CheckResult, Failure
@@ -67,7 +67,7 @@ def check(rule: Rule | str, *, examples: int = 50, seed: int = 0, device: str = 
     start = time.perf_counter()
     devices = [] if device == "cpu" else [device]
     with torch.random.fork_rng(devices=devices), quiet():
-        result = Search(chosen, examples, seed, device).run()
+        result = CounterexampleSearch(chosen, examples, seed, device).run()
     result.seconds = time.perf_counter() - start
     return result
 
@@ -76,7 +76,7 @@ class _FoundError(AssertionError):
     """Ends the drawing."""
 
 
-class Search:
+class CounterexampleSearch:
     """The search for counterexamples to one rule; `shrinks` says whether they are made small."""
 
     def __init__(self, rule: Rule, examples: int, seed: int, device: str = "cpu", *, shrinks: bool = True) -> None:
@@ -119,9 +119,9 @@ class Search:
     def _as_it_is(self, sample: Sample, names: Sequence[str]) -> Iterator[Failure]:
         """A sample, plain; where no candidate can be used for it, also under the option that allows more of them."""
         before = self.result.runs
-        yield from self._failures(sample, Drawn.plain(sample), names)
+        yield from self._failures(sample, DrawnExample.plain(sample), names)
         if self.result.runs == before:
-            yield from self._failures(sample, replace(Drawn.plain(sample), nan="safe"), names)
+            yield from self._failures(sample, replace(DrawnExample.plain(sample), nan="safe"), names)
         yield from self._without_backward(sample, names)
 
     def _without_backward(self, sample: Sample, names: Sequence[str]) -> Iterator[Failure]:
@@ -130,13 +130,13 @@ class Search:
             if name in self.derived or name not in self.used:
                 continue
             self.derived.add(name)
-            found = own_backwards(Case.of(self.rule, sample, Drawn.plain(sample)), alone(self.rule, name))
+            found = own_backwards(Case.of(self.rule, sample, DrawnExample.plain(sample)), alone(self.rule, name))
             if found:
                 problem = (
                     f"its autograd.Function {found} loses its backward: derivatives come from the operators of its "
                     "forward; make it an operator with torch.library.custom_op and register_autograd"
                 )
-                yield Failure(self.rule, name, sample, Drawn.plain(sample), problem)
+                yield Failure(self.rule, name, sample, DrawnExample.plain(sample), problem)
 
     def _glanced(self, names: Sequence[str]) -> Failure | None:
         """The first failure of a few examples: most mistakes show there."""
@@ -147,11 +147,11 @@ class Search:
         return self._first_failure(self._sweep[_GLANCE:], names)
 
     @cached_property
-    def _sweep(self) -> list[tuple[Sample, Drawn]]:
+    def _sweep(self) -> list[tuple[Sample, DrawnExample]]:
         most = self.examples // 4 if self._costly else self.examples
         return sweep(self.rule, self.matching, self.varied[:most], self.seed)[:most]
 
-    def _first_failure(self, tried: Sequence[tuple[Sample, Drawn]], names: Sequence[str]) -> Failure | None:
+    def _first_failure(self, tried: Sequence[tuple[Sample, DrawnExample]], names: Sequence[str]) -> Failure | None:
         found = (next(self._failures(sample, drawn, names), None) for sample, drawn in tried)
         return next((failure for failure in found if failure is not None), None)
 
@@ -163,12 +163,12 @@ class Search:
             for dtype in _low_dtypes(sample):
                 trained = self.rule.stage == "forward"
                 looks = {n: Look(gradient=trained and differentiable(t, dtype)) for n, t in tensors(sample).items()}
-                found = self._bias(sample, replace(Drawn.plain(sample), dtype=dtype, looks=looks), names)
+                found = self._bias(sample, replace(DrawnExample.plain(sample), dtype=dtype, looks=looks), names)
                 if found is not None:
                     return found
         return None
 
-    def _bias(self, sample: Sample, drawn: Drawn, names: Sequence[str]) -> Failure | None:
+    def _bias(self, sample: Sample, drawn: DrawnExample, names: Sequence[str]) -> Failure | None:
         case = Case.of(self.rule, sample, drawn)
         for name in names:
             try:
@@ -187,7 +187,7 @@ class Search:
             return failure
         kept = replace(self.result)
 
-        def failing(drawn: Drawn) -> Failure | None:
+        def failing(drawn: DrawnExample) -> Failure | None:
             return next(self._failures(failure.sample, drawn, [failure.candidate], others=False), None)
 
         found = smallest(failure, failing)
@@ -210,7 +210,7 @@ class Search:
         )
         @library.seed(self.seed)
         @library.given(drawings(self.rule, pool))
-        def holds(drawing: tuple[Sample, Drawn]) -> None:
+        def holds(drawing: tuple[Sample, DrawnExample]) -> None:
             failure = next(self._failures(*drawing, names), None)
             if failure is not None:
                 found.append(failure)
@@ -224,7 +224,7 @@ class Search:
         return found[0] if found else None
 
     def _failures(
-        self, sample: Sample, drawn: Drawn, names: Sequence[str], *, others: bool = True
+        self, sample: Sample, drawn: DrawnExample, names: Sequence[str], *, others: bool = True
     ) -> Iterator[Failure]:
         """What goes wrong on one drawn example, by candidate; counts what does not.
 
@@ -237,7 +237,7 @@ class Search:
         try:
             case.tried()
         except Exception as error:  # such operands make no program: what is declared must
-            if declared and drawn == Drawn.plain(sample):
+            if declared and drawn == DrawnExample.plain(sample):
                 yield Failure(self.rule, "", sample, drawn, f"the pattern itself raises {_told(error)}")
             return
         for name in names:
@@ -251,7 +251,7 @@ class Search:
         return self.device != "cpu" and any(map(self._lacks, self.matching))
 
     def _lacks(self, sample: Sample) -> bool:
-        case = Case.of(self.rule, sample, Drawn.plain(sample))
+        case = Case.of(self.rule, sample, DrawnExample.plain(sample))
         try:
             case.tried()
         except NotImplementedError:
@@ -261,8 +261,8 @@ class Search:
         return False
 
     def _problem(
-        self, case: Case, sample: Sample, drawn: Drawn, candidate: str, *, must_match: bool, others: bool
-    ) -> tuple[Drawn, str] | None:
+        self, case: Case, sample: Sample, drawn: DrawnExample, candidate: str, *, must_match: bool, others: bool
+    ) -> tuple[DrawnExample, str] | None:
         """What is wrong with the program that one candidate makes, and on which values; or None."""
         rule = alone(self.rule, candidate)
         try:
@@ -284,8 +284,8 @@ class Search:
         return self._compared(case, sample, [drawn, *more], rewritten)
 
     def _compared(
-        self, case: Case, sample: Sample, drawns: Sequence[Drawn], rewritten: Rewritten
-    ) -> tuple[Drawn, str] | None:
+        self, case: Case, sample: Sample, drawns: Sequence[DrawnExample], rewritten: Rewritten
+    ) -> tuple[DrawnExample, str] | None:
         """The first of some values on which both programs disagree."""
         for number, drawn in enumerate(drawns):
             one = case if number == 0 else replace(Case.of(self.rule, sample, drawn), fixed=case.fixed)
@@ -302,9 +302,9 @@ class Search:
 
     def _not_refused(self, sample: Sample) -> Iterator[Failure]:
         """A near miss that matches, or is refused for another reason; with other sizes it must not match either."""
-        plain = Drawn.plain(sample)
+        plain = DrawnExample.plain(sample)
         own_sizes = bool(sample.given_sizes)  # chosen for what is wrong with them
-        for drawn in (plain, replace(Drawn.plain(sample, 1 if own_sizes else 2), dynamic=True)):
+        for drawn in (plain, replace(DrawnExample.plain(sample, 1 if own_sizes else 2), dynamic=True)):
             case = Case.of(self.rule, sample, drawn)
             if drawn != plain and not _runs(case):  # sizes that the sample fixes may not fit to these
                 continue

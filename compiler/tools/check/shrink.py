@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 
 from ....rewrites.sample import LEADING, Sample
-from .drawn import INCOMING, Drawn
+from .drawn import INCOMING, DrawnExample
 from .operands import Look
 from .result import Failure
 
 
-def smallest(failure: Failure, failing: Callable[[Drawn], Failure | None]) -> Failure:
+def smallest(failure: Failure, failing: Callable[[DrawnExample], Failure | None]) -> Failure:
     """The failure of the plainest example that `failing` still says fails, made from this one step by step."""
     best = failure
     while True:
@@ -25,7 +25,7 @@ def smallest(failure: Failure, failing: Callable[[Drawn], Failure | None]) -> Fa
         best = found
 
 
-def _cost(drawn: Drawn) -> tuple[int, int, int]:
+def _cost(drawn: DrawnExample) -> tuple[int, int, int]:
     """How far from plain an example is: what is odd, how large it is, which seed it has."""
     odd = sum((look.layout != "contiguous") + (look.values != "plain") + look.gradient for look in drawn.looks.values())
     odd += drawn.dynamic + (drawn.nan != "eager") + (drawn.incoming != INCOMING[0]) + (drawn.dtype != torch.float32)
@@ -33,7 +33,7 @@ def _cost(drawn: Drawn) -> tuple[int, int, int]:
     return odd, sum(size or 100 for size in sizes), drawn.seed  # nothing at all is odder than something
 
 
-def _plainer(sample: Sample, drawn: Drawn) -> Iterator[Drawn]:
+def _plainer(sample: Sample, drawn: DrawnExample) -> Iterator[DrawnExample]:
     """The same with one thing made plain or smaller; all at once is tried first."""
     yield from _all_at_once(sample, drawn)
     for change in ({"dynamic": False}, {"nan": "eager"}, {"incoming": INCOMING[0]}, {"dtype": torch.float32}):
@@ -47,8 +47,8 @@ def _plainer(sample: Sample, drawn: Drawn) -> Iterator[Drawn]:
     yield replace(drawn, seed=0)
 
 
-def _all_at_once(sample: Sample, drawn: Drawn) -> Iterator[Drawn]:
-    plain = Drawn.plain(sample)
+def _all_at_once(sample: Sample, drawn: DrawnExample) -> Iterator[DrawnExample]:
+    plain = DrawnExample.plain(sample)
     ones = tuple((name, () if name == LEADING else 1) for name, _ in plain.sizes)
     yield replace(plain, sizes=ones)
     yield replace(drawn, sizes=ones, seed=0)

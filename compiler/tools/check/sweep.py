@@ -18,10 +18,10 @@ import torch
 
 from ....rewrites.rule import Rule
 from ....rewrites.sample import LEADING, Sample
-from .drawn import DTYPES, EQUAL, INCOMING, LARGE, LEADING_SIZES, OTHER_DTYPES, Drawn, fits
+from .drawn import DTYPES, EQUAL, INCOMING, LARGE, LEADING_SIZES, OTHER_DTYPES, DrawnExample, fits
 from .operands import LAYOUTS, Look, differentiable, dim_names, looks_of, tensors
 
-Example = tuple[Sample, Drawn]
+Example = tuple[Sample, DrawnExample]
 _SMALL = (1, 0, 3, 17, 2, 16)  # sizes of one dim
 
 
@@ -44,7 +44,7 @@ def _in_turns(groups: Iterable[Iterable[Example]]) -> Iterator[Example]:
         yield from (example for example in round_ if example is not None)
 
 
-def _finished(sample: Sample, drawn: Drawn, number: int, trained: bool, ways: Sequence[str]) -> Drawn:
+def _finished(sample: Sample, drawn: DrawnExample, number: int, trained: bool, ways: Sequence[str]) -> DrawnExample:
     """With a seed of its own, and gradients for every second one: of these every second comes in an odd way."""
     looks = {
         name: replace(
@@ -60,7 +60,7 @@ def _dtypes(samples: Sequence[Sample]) -> Iterator[Example]:
     """Each with gradients and without, which take turns."""
     kinds = (torch.bfloat16, torch.float64, torch.float16, torch.float32)
     for sample, dtype in zip(itertools.cycle(samples), itertools.islice(itertools.cycle(kinds), 6), strict=False):
-        yield sample, replace(Drawn.plain(sample), dtype=dtype)
+        yield sample, replace(DrawnExample.plain(sample), dtype=dtype)
 
 
 def _large(samples: Sequence[Sample]) -> Iterator[Example]:
@@ -85,7 +85,7 @@ def _equal(samples: Sequence[Sample]) -> Iterator[Example]:
         if len(names) > 1:
             own = max(sample.sizes[n] for n in names)
             for size in (own, *[s for s in EQUAL if fits(sample, dict.fromkeys(names, s))][:1]):
-                plain = Drawn.plain(sample)
+                plain = DrawnExample.plain(sample)
                 sizes = tuple((n, size if n in names else s) for n, s in plain.sizes)
                 yield sample, replace(plain, sizes=sizes, dtype=DTYPES[number % 2 * 3])
 
@@ -99,14 +99,14 @@ def _each_dim(samples: Sequence[Sample]) -> Iterator[tuple[Sample, str]]:
                 yield sample, name
 
 
-def _resized(sample: Sample, name: str, size: Any) -> Drawn:
-    plain = Drawn.plain(sample)
+def _resized(sample: Sample, name: str, size: Any) -> DrawnExample:
+    plain = DrawnExample.plain(sample)
     return replace(plain, sizes=tuple((n, size if n == name else s) for n, s in plain.sizes))
 
 
 def _varied(varied: Sequence[Sample]) -> Iterator[Example]:
     for number, sample in enumerate(varied):
-        yield sample, replace(Drawn.plain(sample), dtype=DTYPES[number % 2 * 3])
+        yield sample, replace(DrawnExample.plain(sample), dtype=DTYPES[number % 2 * 3])
 
 
 def _laid_out(samples: Sequence[Sample]) -> Iterator[Example]:
@@ -116,19 +116,19 @@ def _laid_out(samples: Sequence[Sample]) -> Iterator[Example]:
             for place, name in enumerate(tensors(sample))
         }
         dtype = DTYPES[number % len(DTYPES)]
-        yield sample, replace(Drawn.plain(sample), looks=looks, dtype=dtype, dynamic=number % 2 == 0)
+        yield sample, replace(DrawnExample.plain(sample), looks=looks, dtype=dtype, dynamic=number % 2 == 0)
 
 
 def _others(samples: Sequence[Sample]) -> Iterator[Example]:
     for sample, dtype in zip(itertools.cycle(samples), OTHER_DTYPES, strict=False):
-        yield sample, replace(Drawn.plain(sample), dtype=dtype)
+        yield sample, replace(DrawnExample.plain(sample), dtype=dtype)
         if dtype is OTHER_DTYPES[0]:
-            yield sample, replace(Drawn.plain(sample), nan="safe")
+            yield sample, replace(DrawnExample.plain(sample), nan="safe")
     for sample in samples:
-        yield sample, replace(Drawn.plain(sample), dynamic=True)
+        yield sample, replace(DrawnExample.plain(sample), dynamic=True)
 
 
-def with_other_values(sample: Sample, drawn: Drawn, turn: int, count: int) -> list[Drawn]:
+def with_other_values(sample: Sample, drawn: DrawnExample, turn: int, count: int) -> list[DrawnExample]:
     """The same example with `count` other kinds of values, one operand at a time: they need no other program."""
     found = []
     for name, spec in tensors(sample).items():

@@ -47,7 +47,7 @@ from .shared import (
 if TYPE_CHECKING:
     from ....rewrites.report.document import Report
     from ....rewrites.rule import Rule
-    from ..coverage.report import Plan
+    from ..coverage.report import Examination
     from ..targets.target import Choices
 
 app = typer.Typer(
@@ -124,9 +124,9 @@ def report(
             made, drops = run_corpus(corpus, targets or (), arguments, parts, jobs, snapshot)
             _shown(made, json_path, html_path)
             raise typer.Exit(0 if made.right and not drops else 1)
-        from ..coverage.report import Plan
+        from ..coverage.report import Examination
 
-        plan = Plan(backend.compiled(), backend.dynamic or None, not no_time)
+        plan = Examination(backend.compiled(), backend.dynamic or None, not no_time)
         made = _examined(targets or ["hf:bert"], chosen, plan, threads)
         _shown(made, json_path, html_path)
     raise typer.Exit(0 if made.right else 1)
@@ -206,7 +206,7 @@ def code(
     ] = None,
 ) -> None:
     """Print what a model is compiled to, stage by stage."""
-    from ..coverage.report import Plan
+    from ..coverage.report import Examination
 
     with usage_errors():
         require_folder(standalone)
@@ -214,16 +214,16 @@ def code(
         options = backend.compiled()
         options["debug"] = True
         if standalone is not None:
-            _write_standalone(target, chosen, Plan(options, backend.dynamic or None, timed=False), standalone)
+            _write_standalone(target, chosen, Examination(options, backend.dynamic or None, timed=False), standalone)
             return
-        made = _examined([target], chosen, Plan(options, backend.dynamic or None, timed=False), None)
+        made = _examined([target], chosen, Examination(options, backend.dynamic or None, timed=False), None)
     for graph in (graph for entry in made.entries for graph in entry.graphs):
         for name, text in graph.details.items():
             if isinstance(text, str) and (stage == "all" or name.partition(":")[0] == stage):
                 typer.echo(f"==== {graph.name} {name}\n{text}\n")
 
 
-def _write_standalone(target: str, chosen: Choices, plan: Plan, folder: Path) -> None:
+def _write_standalone(target: str, chosen: Choices, plan: Examination, folder: Path) -> None:
     from ..standalone import NotStandaloneError
     from ..standalone import standalone as written
 
@@ -243,7 +243,7 @@ def _write_standalone(target: str, chosen: Choices, plan: Plan, folder: Path) ->
     typer.echo(f"written: {', '.join(map(str, paths))}")
 
 
-def _examined(targets: Sequence[str], choices: Choices, plan: Plan, threads: int | None) -> Report:
+def _examined(targets: Sequence[str], choices: Choices, plan: Examination, threads: int | None) -> Report:
     from ....rewrites.report.document import Report
     from ..coverage.report import examine
 

@@ -17,7 +17,7 @@ from .shared import UsageError, shown_progress
 
 if TYPE_CHECKING:
     from ....rewrites.rule import Rule
-    from ..targets.target import Choices, Target
+    from ..targets.target import Choices, ModelWithInputs
 
 TARGET = "hf:TYPE (any transformers model type), path.py:factory or module:factory"
 Modes = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -197,7 +197,7 @@ def _json(text: str) -> Any:
         return None
 
 
-def loaded_target(target: str, choices: Choices) -> Target:
+def loaded_target(target: str, choices: Choices) -> ModelWithInputs:
     """Build a target that runs in eager mode, showing progress."""
     from ..targets.load import load, require_running
 

@@ -20,7 +20,7 @@ from ....rewrites.coverage import Coverage
 from ....rewrites.report.entry import Entry, Outcome
 from ....rewrites.report.timing import spread
 from ..errors import total_error, worst_error
-from ..targets.target import Target, TargetError
+from ..targets.target import ModelWithInputs, TargetError
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """The largest relative error against eager in the same dtype that counts as right, by dtype of the model."""
@@ -41,7 +41,7 @@ def _silent(_doing: str, _done: float) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Examination:
     """How to examine a target.
 
     Args:
@@ -65,13 +65,13 @@ class CallResults:
     gradients: list[torch.Tensor]
 
 
-def examine(target: Target, plan: Plan | None = None, progress: Progress = _silent) -> Entry:
+def examine(target: ModelWithInputs, plan: Examination | None = None, progress: Progress = _silent) -> Entry:
     """Compile `target` with regraft, compare it with eager and time both.
 
     Raises:
         Whatever the model or the compiler raises: an error here is a finding, not to be hidden.
     """
-    plan = plan or Plan()
+    plan = plan or Examination()
     torch.compiler.reset()
     progress(f"{target.name}: running eager", 0.0)
     eager, reference = _step(target, target.model), _result(target, target.model)
@@ -99,19 +99,19 @@ def examine(target: Target, plan: Plan | None = None, progress: Progress = _sile
     return Entry(target.name, coverage.graphs, _choices(target, plan), outcome)
 
 
-def _draws_its_own(target: Target, plan: Plan) -> bool:
+def _draws_its_own(target: ModelWithInputs, plan: Examination) -> bool:
     """Whether what was compiled may draw other random numbers than eager, so that values cannot be compared."""
     return target.choices.train and plan.backend is None and plan.options.get("rng") != "eager"
 
 
-def _with_eagers_draws(target: Target, plan: Plan) -> CallResults:
+def _with_eagers_draws(target: ModelWithInputs, plan: Examination) -> CallResults:
     """The results of the target compiled once more, to draw eager's random numbers; nothing of that is reported."""
     exact = replace(plan, options={**plan.options, "rng": "eager"})
     torch.compiler.reset()
     return _result(target, _compile(target, exact))
 
 
-def _compile(target: Target, plan: Plan) -> Callable[..., Any]:
+def _compile(target: ModelWithInputs, plan: Examination) -> Callable[..., Any]:
     if plan.backend is None:
         from ...backend import backend
     else:
@@ -119,7 +119,7 @@ def _compile(target: Target, plan: Plan) -> Callable[..., Any]:
     return torch.compile(target.model, backend=backend, options=dict(plan.options) or None, dynamic=plan.dynamic)
 
 
-def _choices(target: Target, plan: Plan) -> dict[str, str]:
+def _choices(target: ModelWithInputs, plan: Examination) -> dict[str, str]:
     own = {name: _shown(value) for name, value in plan.options.items() if name in _FLAGS}
     rest = {name: value for name, value in plan.options.items() if name not in _FLAGS}
     config = {"config": shlex.quote(json.dumps(rest, default=str))} if rest else {}
@@ -134,7 +134,7 @@ def _shown(value: Any) -> str:
     return ",".join(str(getattr(item, "name", item)) for item in items if item != "default")
 
 
-def _step(target: Target, call: Callable[..., Any]) -> Callable[[], Any]:
+def _step(target: ModelWithInputs, call: Callable[..., Any]) -> Callable[[], Any]:
     """One call with nothing kept: forward, and in training backward."""
 
     def infer() -> None:
@@ -148,7 +148,7 @@ def _step(target: Target, call: Callable[..., Any]) -> Callable[[], Any]:
     return train if target.choices.train else infer
 
 
-def _result(target: Target, call: Callable[..., Any]) -> CallResults:
+def _result(target: ModelWithInputs, call: Callable[..., Any]) -> CallResults:
     torch.manual_seed(0)  # dropout draws the same numbers in both, where a rule promises eager's stream
     if not target.choices.train:
         with torch.no_grad():
@@ -161,11 +161,11 @@ def _result(target: Target, call: Callable[..., Any]) -> CallResults:
     return CallResults(_copies(output), gradients)
 
 
-def _parameters(target: Target) -> list[torch.nn.Parameter]:
+def _parameters(target: ModelWithInputs) -> list[torch.nn.Parameter]:
     return list(target.model.parameters()) if isinstance(target.model, torch.nn.Module) else []
 
 
-def _forget_gradients(target: Target) -> None:
+def _forget_gradients(target: ModelWithInputs) -> None:
     for parameter in _parameters(target):
         parameter.grad = None
 

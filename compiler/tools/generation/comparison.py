@@ -25,7 +25,7 @@ from ..profile.limits import measured_limits, read_bandwidth
 from ..profile.running import seconds_of, wait
 from ..targets.target import TargetError
 from .decoding import cache_bytes, empty_cache, forward, place_of, prefill_flops, weight_bytes
-from .plan import Decoder, GenerationPlan, Roof
+from .plan import Decoder, GenerationPlan, LeastTime
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,7 +48,7 @@ class Generation(Times):
 
     contestants: Sequence[Decoder]
     plan: GenerationPlan
-    roof: Roof
+    roof: LeastTime
 
     def view(self) -> RenderableType:
         """The comparison for a terminal."""
@@ -198,7 +198,7 @@ def _take_turns(running: Sequence[tuple[Decoder, Turn]]) -> None:
         one.seconds, one.prefill_seconds = statistics.median(one.samples), statistics.median(one.prefill_samples)
 
 
-def _roof(model: Any, plan: GenerationPlan, device: torch.device) -> Roof:
+def _roof(model: Any, plan: GenerationPlan, device: torch.device) -> LeastTime:
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     limits, bandwidth = measured_limits(device, {dtype}), read_bandwidth(device)
     used = plan.prompt + plan.tokens // 2
@@ -206,4 +206,4 @@ def _roof(model: Any, plan: GenerationPlan, device: torch.device) -> Roof:
     cache = cache_bytes(empty_cache(model, plan.room, plan.batch), used)
     flops, rate = prefill_flops(model, plan.batch, plan.prompt), limits.rates.get(dtype, 0.0)
     prefill = max(weight_bytes(model, plan.batch * plan.prompt) / bandwidth, flops / rate if rate else 0.0)
-    return Roof((weights + cache) / bandwidth, prefill, weights, cache, flops, bandwidth, rate)
+    return LeastTime((weights + cache) / bandwidth, prefill, weights, cache, flops, bandwidth, rate)

@@ -40,7 +40,7 @@ class GenerationPlan:
 
 
 @dataclass(frozen=True)
-class Roof:
+class LeastTime:
     """The least time on this machine.
 
     Args:

@@ -16,10 +16,10 @@ from ..profile.units import amount
 
 if TYPE_CHECKING:
     from ..profile.contestants import Times
-    from .plan import Decoder, GenerationPlan, Roof
+    from .plan import Decoder, GenerationPlan, LeastTime
 
 
-def generation_view(made: Times, decoders: Sequence[Decoder], plan: GenerationPlan, roof: Roof) -> RenderableType:
+def generation_view(made: Times, decoders: Sequence[Decoder], plan: GenerationPlan, roof: LeastTime) -> RenderableType:
     """A row for each backend and mode, and what the machine allows."""
     peaks = any(one.peak_bytes is not None for one in decoders)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -43,7 +43,7 @@ def generation_view(made: Times, decoders: Sequence[Decoder], plan: GenerationPl
     return Group(table, *failures, Text(told, style="dim"), *option_tables(decoders))
 
 
-def _generated(one: Decoder, speed: float | None, plan: GenerationPlan, roof: Roof) -> list[str]:
+def _generated(one: Decoder, speed: float | None, plan: GenerationPlan, roof: LeastTime) -> list[str]:
     if one.failed:
         return [one.name, "failed"]
     of_roof = one.seconds / roof.step

@@ -35,7 +35,7 @@ _BACKWARD_PRODUCTS = 2.5  # times the forward's: five products instead of two
 
 
 @dataclass(frozen=True)
-class Cost:
+class CallCost:
     """The least work of one call.
 
     Args:
@@ -52,15 +52,15 @@ class Cost:
     dtype: str = ""
 
 
-def cost_of(node: fx.Node) -> Cost:
+def cost_of(node: fx.Node) -> CallCost:
     """The cost of a call node."""
     dtype = next((t.dtype for t in _tensors([*node.all_input_nodes, node]) if t.dtype.is_floating_point), None)
     name = str(dtype).removeprefix("torch.") if dtype is not None else ""
     if isinstance(node.target, KernelCall):
         sizes = [_number(val(argument)) for argument in node.args[len(node.target.given) :]]
         work = kernel_work(node.target.kernel, dict(zip(node.target.sizes, sizes, strict=True)))
-        return Cost(work.read, work.written, 0, work.operations, name)
-    return Cost(_read(node), _written(node), _flops(node), 0, name)
+        return CallCost(work.read, work.written, 0, work.operations, name)
+    return CallCost(_read(node), _written(node), _flops(node), 0, name)
 
 
 def is_free(node: fx.Node) -> bool:

@@ -22,7 +22,7 @@ from ...ir.canonical import canonical
 from ...options import Options
 from ...runtime.gc_pause import uncollected
 from ...templates import TemplateKernel, TritonTemplateKernel
-from .cost import Cost, cost_of, shapes_of, sites
+from .cost import CallCost, cost_of, shapes_of, sites
 from .limits import Limits, measured_limits
 from .record import RecordedGraph, Recorder
 from .report import KernelReport
@@ -137,7 +137,7 @@ def _add(rows: dict[tuple[str, ...], KernelRow], graph: RecordedGraph, node: fx.
     key = (graph.kind, name, shapes)
     row = rows.get(key)
     if row is None:
-        cost: Cost = cost_of(node)
+        cost: CallCost = cost_of(node)
         row = rows[key] = KernelRow(
             name, kind, graph.kind, shapes=shapes, read=cost.read, written=cost.written, flops=cost.flops,
             operations=cost.operations, dtype=cost.dtype, rule=str(node.meta.get("regraft_rule", "")),

@@ -22,7 +22,7 @@ from ....rewrites import compat
 from ....rewrites.compat import tree_leaves
 from ....rewrites.graph import val
 from ...autograd.differentiate import GraphKind
-from ...codegen.wrapper.emit import Source
+from ...codegen.wrapper.emit import WrapperSource
 from ...codegen.wrapper.wrapper import Wrapper, load
 from .clock import Clock, EventClock, HostClock
 from .cost import is_free
@@ -78,7 +78,7 @@ class Recorder:
         return call
 
 
-def with_clock(source: Source, names: Collection[str], clock: Clock) -> Source:
+def with_clock(source: WrapperSource, names: Collection[str], clock: Clock) -> WrapperSource:
     """A wrapper's text that times the calls of the nodes named."""
     lines: list[str] = []
     for number, line in enumerate(source.text.splitlines(), 1):
@@ -86,7 +86,7 @@ def with_clock(source: Source, names: Collection[str], clock: Clock) -> Source:
             lines += [f'{_CLOCK} = objects["{_CLOCK}"]', "", ""]
         name = source.calls.get(number)
         lines += [f"    {_CLOCK}.start({name!r})", line, f"    {_CLOCK}.stop()"] if name in names else [line]
-    return Source("\n".join(lines) + "\n", {**source.objects, _CLOCK: clock}, {})
+    return WrapperSource("\n".join(lines) + "\n", {**source.objects, _CLOCK: clock}, {})
 
 
 def _on_cuda(graph: fx.Graph) -> bool:

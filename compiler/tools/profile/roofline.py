@@ -28,7 +28,7 @@ _SLOWEST = 1e-5  # of the highest speed: what is slower lies at the bottom
 
 
 @dataclass(frozen=True)
-class Axis:
+class LogAxis:
     """A logarithmic axis from 10**low to 10**high, drawn from `start` to `end`."""
 
     low: int
@@ -86,8 +86,8 @@ class Name:
 class Roofline:
     """Everything that is drawn; `names` are of the dots that take most time, as far as there is room."""
 
-    x: Axis
-    y: Axis
+    x: LogAxis
+    y: LogAxis
     dots: list[Dot]
     roofs: list[Roof]
     names: list[Name]
@@ -178,12 +178,12 @@ def _radius(part: float) -> float:
     return round(max(low, high * math.sqrt(part)), 1)
 
 
-def _axis(values: Sequence[float], start: float, end: float) -> Axis:
+def _axis(values: Sequence[float], start: float, end: float) -> LogAxis:
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    return Axis(low, max(high, low + 1), start, end)
+    return LogAxis(low, max(high, low + 1), start, end)
 
 
-def _roofs(limits: Limits, across: Axis, up: Axis) -> list[Roof]:
+def _roofs(limits: Limits, across: LogAxis, up: LogAxis) -> list[Roof]:
     roofs = []
     bandwidth, left, right = limits.bandwidth, 10.0**across.low, 10.0**across.high
     top = max((rate for rate in limits.rates.values()), default=0.0) or 10.0**up.high
@@ -212,5 +212,5 @@ def _apart(roofs: Sequence[Roof]) -> list[Roof]:
     return placed
 
 
-def _points(across: Axis, up: Axis, *places: tuple[float, float]) -> str:
+def _points(across: LogAxis, up: LogAxis, *places: tuple[float, float]) -> str:
     return " ".join(f"{across.at(x)},{up.at(y)}" for x, y in places)

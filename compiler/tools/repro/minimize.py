@@ -22,7 +22,7 @@ from torch import fx
 
 from ....rewrites.compat import OpOverload, is_mutable
 from .program import ReproProgram, cut
-from .values import Drawn, drawn_like
+from .values import SeededTensor, drawn_like
 
 _SMALL = (1, 2, 3, 4, 8, 16)
 
@@ -164,9 +164,9 @@ def _resized(program: ReproProgram, size: int, small: int) -> ReproProgram:
         copies[node] = made = graph.node_copy(node, copies.__getitem__)
         if node.op == "placeholder":
             value = program.values[node.name]
-            if size in value.shape and not isinstance(value, Drawn):
+            if size in value.shape and not isinstance(value, SeededTensor):
                 raise ValueError("it has the model's own values")
-            values[made.name] = value.resized(size, small) if isinstance(value, Drawn) else value
+            values[made.name] = value.resized(size, small) if isinstance(value, SeededTensor) else value
         elif node.op == "call_function":
             made.args = tuple(_renumbered(a, size, small) for a in made.args)
     return ReproProgram(graph, values)

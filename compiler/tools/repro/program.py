@@ -16,7 +16,7 @@ from ....rewrites import compat
 from ....rewrites.compat import capture_function
 from ..bisect import Subject
 from ..profile.running import of_its_own
-from .values import Drawn
+from .values import SeededTensor
 
 
 class NotWritableError(ValueError):
@@ -39,7 +39,7 @@ class ReproProgram:
     def inputs(self) -> list[torch.Tensor]:
         """The values of the placeholders, in order."""
         values = [self.values[node.name] for node in self.graph.find_nodes(op="placeholder")]
-        return [value.make() if isinstance(value, Drawn) else value for value in values]
+        return [value.make() if isinstance(value, SeededTensor) else value for value in values]
 
     @property
     def calls(self) -> list[fx.Node]:

@@ -23,7 +23,7 @@ from ....rewrites.rule import Rule
 from ...options.rules import resolve_rules
 from ..bisect import Verdict
 from .program import NotWritableError, ReproProgram
-from .values import MAKER, Drawn, written
+from .values import MAKER, SeededTensor, written
 
 _TEXT = '''\
 """{verdict}
@@ -99,7 +99,7 @@ def write(
         file=path.name,
         options=repr(spelled),
         rules=_declaring(options.get("rules")),
-        maker=f"\n\n{MAKER}" if any(isinstance(v, Drawn) for v in program.values.values()) else "",
+        maker=f"\n\n{MAKER}" if any(isinstance(v, SeededTensor) for v in program.values.values()) else "",
         kept='\nkept = torch.load(__file__[:-3] + ".pt", weights_only=True)\n' if kept else "",
         parameters=", ".join(names[node] for node in placeholders),
         body="\n".join(body),

@@ -29,7 +29,7 @@ _make = _space["drawn"]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SeededTensor:
     """A tensor that a seed makes: the arguments of `drawn` in a script."""
 
     seed: int
@@ -51,7 +51,7 @@ class Drawn:
         made: torch.Tensor = _make(*astuple(self))
         return made
 
-    def resized(self, size: int, small: int) -> Drawn:
+    def resized(self, size: int, small: int) -> SeededTensor:
         """The same with `small` where a size is `size`, laid out in the same order."""
         shape = tuple(small if n == size else n for n in self.shape)
         strides, step = [0] * len(shape), 1
@@ -61,7 +61,7 @@ class Drawn:
         return replace(self, shape=shape, strides=tuple(strides))
 
 
-def drawn_like(value: torch.Tensor, seed: int) -> Drawn | torch.Tensor:
+def drawn_like(value: torch.Tensor, seed: int) -> SeededTensor | torch.Tensor:
     """Of about the same numbers as a tensor; itself where that can't be."""
     if value.numel() == 0 or value.is_complex():
         return value
@@ -71,12 +71,12 @@ def drawn_like(value: torch.Tensor, seed: int) -> Drawn | torch.Tensor:
     if value.dtype.is_floating_point:
         low, high = float(f"{low:.3g}"), float(f"{high:.3g}")
     shape, device = tuple(value.shape), str(value.device)
-    return Drawn(seed, shape, value.stride(), value.dtype, low, high, device, value.requires_grad)
+    return SeededTensor(seed, shape, value.stride(), value.dtype, low, high, device, value.requires_grad)
 
 
 def written(value: Any, kept: list[torch.Tensor]) -> str:
     """A tensor as an expression; what is large and is not drawn is added to `kept`, a list in a file."""
-    if isinstance(value, Drawn):
+    if isinstance(value, SeededTensor):
         return str(value)
     if value.numel() <= LITERAL and value.device.type == "cpu":
         return literal(value)

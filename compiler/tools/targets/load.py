@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from .target import Choices, Target, TargetError
+from .target import Choices, ModelWithInputs, TargetError
 
 
-def load(target: str, choices: Choices | None = None, **given: Any) -> Target:
+def load(target: str, choices: Choices | None = None, **given: Any) -> ModelWithInputs:
     """Build a target on its device, seeded, in training or evaluation mode.
 
     Args:
@@ -49,10 +49,10 @@ def load(target: str, choices: Choices | None = None, **given: Any) -> Target:
         model, args, kwargs = build(rest, choices)
     else:
         model, args, kwargs = _from_factory(target, _factory(kind, rest), choices)
-    return _placed(Target(target, model, args, kwargs, choices))
+    return _placed(ModelWithInputs(target, model, args, kwargs, choices))
 
 
-def load_decoder(target: str, choices: Choices, tokens: int) -> Target:
+def load_decoder(target: str, choices: Choices, tokens: int) -> ModelWithInputs:
     """Build a model that predicts the next token; inputs of factories are not used.
 
     Args:
@@ -68,7 +68,7 @@ def load_decoder(target: str, choices: Choices, tokens: int) -> Target:
     from .hugging_face import build_decoder
 
     require_device(choices.device)
-    return _placed(Target(target, build_decoder(target.removeprefix("hf:"), choices, tokens), choices=choices))
+    return _placed(ModelWithInputs(target, build_decoder(target.removeprefix("hf:"), choices, tokens), choices=choices))
 
 
 def require_device(name: str) -> None:
@@ -84,7 +84,7 @@ def require_device(name: str) -> None:
         raise TargetError(f"there is no device {name!r} here: {told}") from error
 
 
-def require_running(target: Target) -> None:
+def require_running(target: ModelWithInputs) -> None:
     """Raise an error if a target does not run in eager mode, before it is compiled.
 
     Raises:
@@ -113,7 +113,7 @@ def _is_model_type(name: str) -> bool:
     return is_model_type(name)
 
 
-def _placed(target: Target) -> Target:
+def _placed(target: ModelWithInputs) -> ModelWithInputs:
     choices = target.choices
 
     def place(value: Any) -> Any:
@@ -125,7 +125,9 @@ def _placed(target: Target) -> Target:
     if isinstance(model, torch.nn.Module):
         model = model.to(choices.device, choices.dtype).train(choices.train)
     args = tuple(place(value) for value in target.args)
-    return Target(target.name, model, args, {name: place(value) for name, value in target.kwargs.items()}, choices)
+    return ModelWithInputs(
+        target.name, model, args, {name: place(value) for name, value in target.kwargs.items()}, choices
+    )
 
 
 def module_at(place: str) -> Any:

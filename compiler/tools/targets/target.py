@@ -58,7 +58,7 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Target:
+class ModelWithInputs:
     """A model with inputs: `model(*args, **kwargs)` runs it."""
 
     name: str

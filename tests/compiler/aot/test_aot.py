@@ -24,7 +24,7 @@ from regraft.compiler.aot.program import export_model, program_of
 from regraft.compiler.aot.ranges import tightened
 from regraft.compiler.aot.runtime_source import ARTIFACT, HELPERS
 from regraft.compiler.codegen.cpp import can_build, compiler
-from regraft.compiler.codegen.cpp_wrapper.emit import Function
+from regraft.compiler.codegen.cpp_wrapper.emit import CppFunction
 from regraft.compiler.codegen.cpp_wrapper.tables import Tables
 from regraft.compiler.codegen.wrapper.memory_plan import plan_memory
 
@@ -313,7 +313,7 @@ def test_no_value_hides_a_function_that_statements_call():
         value.meta["val"] = x.meta["val"]
     graph.output((value,))
     module = torch.fx.GraphModule({}, graph)
-    lines = Function(module, plan_memory(graph), Tables(ARTIFACT), {x: "input0"}, {}).lines
+    lines = CppFunction(module, plan_memory(graph), Tables(ARTIFACT), {x: "input0"}, {}).lines
     declared = {found for line in lines for found in re.findall(r"^Tensor (\w+) =", line)}
     assert len(declared) == len(functions)
     assert not declared & functions

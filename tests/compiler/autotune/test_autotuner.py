@@ -18,7 +18,7 @@ import regraft
 from regraft.compiler.autotune import autotuner
 from regraft.compiler.autotune import inputs as synthesis
 from regraft.compiler.autotune.autotuner import MIN_GAIN, Measured, choose, decision_key
-from regraft.compiler.autotune.benchmark import Trial
+from regraft.compiler.autotune.benchmark import TrialOutcome
 from regraft.compiler.autotune.decision_cache import DecisionCache, decision_cache
 from regraft.rewrites.profit import Oracle, Question
 
@@ -85,7 +85,7 @@ def test_slower_candidates_are_declined():
     [(0.99, "saves 1.0%"), (1.0, "saves 0.0%"), (1.31, "is 31.0% slower"), (11.2, "takes 11.2 times as long")],
 )
 def test_what_is_declined_is_told_as_it_is(seconds, told):
-    note = choose(Trial({"original": 1.0, "a": seconds}), ask(a=abs)).evidence.note
+    note = choose(TrialOutcome({"original": 1.0, "a": seconds}), ask(a=abs)).evidence.note
     assert note == f"a, the fastest candidate, {told}; a rewrite must save at least 3%"
 
 
@@ -101,11 +101,11 @@ def test_what_is_declined_is_told_as_it_is(seconds, told):
 )
 def test_choice_follows_from_times(times, chosen):
     question = ask(a=abs, b=abs)
-    assert choose(Trial({"original": 1.0, **times}), question).chosen == chosen
+    assert choose(TrialOutcome({"original": 1.0, **times}), question).chosen == chosen
 
 
 def test_candidates_have_to_be_as_precise_as_asked():
-    trial = Trial({"original": 1.0, "coarse": 0.1, "fine": 0.5}, errors={"coarse": 5e-4, "fine": 1e-6})
+    trial = TrialOutcome({"original": 1.0, "coarse": 0.1, "fine": 0.5}, errors={"coarse": 5e-4, "fine": 1e-6})
     question = Question("r", "k", [fake(1)], abs, {"coarse": abs, "fine": abs}, precision=1e-4)
     decision = choose(trial, question)
     assert decision.chosen == "fine"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regraft.compiler.autotune import compare
-from regraft.compiler.autotune.compare import HALF_TOLERANCE, TOLERANCE, Sample, disagreement, relative_error
+from regraft.compiler.autotune.compare import HALF_TOLERANCE, TOLERANCE, ResultPart, disagreement, relative_error
 
 REFERENCE = torch.linspace(-2, 2, 101)
 INF, NAN = float("inf"), float("nan")
@@ -120,18 +120,20 @@ def test_large_results_are_compared_by_rows(shape, monkeypatch):
     """Each kind of tile is met: the first, the last, which is partial, and all places of one."""
     monkeypatch.setattr(compare, "_LARGE", 1 << 18)
     x = torch.randn(shape)
-    wanted = Sample.of(x)
-    assert isinstance(wanted, Sample) and wanted.rows.nbytes <= 3 << 18
-    assert disagreement([Sample.of(x.clone())], [wanted]) == "" and relative_error([Sample.of(x)], [wanted]) == 0
+    wanted = ResultPart.of(x)
+    assert isinstance(wanted, ResultPart) and wanted.rows.nbytes <= 3 << 18
+    assert (
+        disagreement([ResultPart.of(x.clone())], [wanted]) == "" and relative_error([ResultPart.of(x)], [wanted]) == 0
+    )
     last = x.clone()
     last.select(max(range(x.dim()), key=x.shape.__getitem__), -1).add_(50)
-    assert "relative error" in disagreement([Sample.of(last)], [wanted])
-    assert relative_error([Sample.of(x * 1.5)], [wanted]) == pytest.approx(0.5)
-    assert disagreement([Sample.of(torch.cat([x, x[:1]]))], [wanted]).startswith("shape")
+    assert "relative error" in disagreement([ResultPart.of(last)], [wanted])
+    assert relative_error([ResultPart.of(x * 1.5)], [wanted]) == pytest.approx(0.5)
+    assert disagreement([ResultPart.of(torch.cat([x, x[:1]]))], [wanted]).startswith("shape")
     assert disagreement([x[:1]], [wanted])
 
 
 def test_rows_of_samples_lie_at_all_places_of_a_tile(monkeypatch):
     monkeypatch.setattr(compare, "_LARGE", 1 << 18)
     x = torch.arange(8192.0)[:, None].expand(-1, 64)
-    assert set((Sample.of(x).rows[:, 0] % 64).tolist()) == set(range(64))
+    assert set((ResultPart.of(x).rows[:, 0] % 64).tolist()) == set(range(64))

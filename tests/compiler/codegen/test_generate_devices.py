@@ -13,11 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from regraft.compiler.autograd.seed_dropout import seed_calls
 from regraft.compiler.codegen import cpp, triton
 from regraft.compiler.codegen import generate as codegen
-from regraft.compiler.codegen.cpp.build import CompiledKernel as OnCpu
+from regraft.compiler.codegen.cpp.build import CppKernel as OnCpu
 from regraft.compiler.codegen.generate import NotGeneratedError, generate_kernels
 from regraft.compiler.codegen.kernel_call import KernelCall, TemplateCall
 from regraft.compiler.codegen.triton import TritonMissing, UnsupportedKernels
-from regraft.compiler.codegen.triton.build import CompiledKernel as OnCuda
+from regraft.compiler.codegen.triton.build import TritonKernel as OnCuda
 from regraft.compiler.codegen.wrapper.wrapper import generate
 
 from ...support.fake_cuda import with_fake_driver

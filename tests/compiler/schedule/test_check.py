@@ -233,7 +233,7 @@ BUGS = {
                                             (loop_tree, "separate", always(True)),
                                             (legality, "separate", always(True))]),
     "inlining past writes": (in_the_way, [(inlining._Inliner, "_overwritten", always(False))]),
-    "forwarding past writes": (in_the_way, [(kernels._Writer, "_lasts", always(True))]),
+    "forwarding past writes": (in_the_way, [(kernels._KernelBuilder, "_lasts", always(True))]),
     "reads have no order": (updates, [(fusion, "order_of", no_write_after_read)]),
     "scratch loses too much": (norm, [(contraction, "_parted", always((0, 0, 0)))]),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from regraft.compiler.schedule.groups import Axes, Group, members_of
 from regraft.compiler.schedule.legality import (
     MESSAGES,
     Fusion,
-    Refusal,
+    FusionRefusal,
     can_fuse,
     columns_of,
     contiguous_axis,
@@ -130,7 +130,7 @@ def test_a_kernel_has_up_to_128_members(members, fits):
     first, second = groups(b, axes)
     many = replace(first, members=first.members * (members - 1))
     found = fusion_of(many, second, ["t"], axes)
-    assert isinstance(found, Fusion) if fits else found == Refusal("too-large")
+    assert isinstance(found, Fusion) if fits else found == FusionRefusal("too-large")
 
 
 @pytest.mark.parametrize(("columns", "together"), [(7, False), (8, True)])
@@ -173,8 +173,8 @@ def test_contiguous_axes():
 
 @pytest.mark.parametrize("code", sorted(MESSAGES))
 def test_every_reason_reads_as_a_sentence(code):
-    assert str(Refusal(code, ("x", "y"))) == f"{code} (x, y): {MESSAGES[code]}"
-    assert str(Refusal(code)) == f"{code}: {MESSAGES[code]}"
+    assert str(FusionRefusal(code, ("x", "y"))) == f"{code} (x, y): {MESSAGES[code]}"
+    assert str(FusionRefusal(code)) == f"{code}: {MESSAGES[code]}"
 
 
 def test_a_contiguous_loop_is_not_shared_around_one_that_crosses():

@@ -13,7 +13,7 @@ from regraft.compiler.ir.index.index import add
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.ir.printer import kernel_text
 from regraft.compiler.schedule import CPU, GPU, check_schedule, overwrites, schedule
-from regraft.rewrites.switches import Search, search
+from regraft.rewrites.switches import StepSearch, search
 
 
 def update(b, name, size, other=None):
@@ -162,11 +162,11 @@ def test_switches_leave_launches_apart():
     for k in range(3):
         update(b, f"x{k}", 64)
     program = b.program()
-    with search(Search({"fusion": 0})):
+    with search(StepSearch({"fusion": 0})):
         assert parts(schedule(program, target=GPU)) == [0, 0, 0]
-    with search(Search()) as every:
+    with search(StepSearch()) as every:
         schedule(program, target=GPU)
     steps = every.steps["fusion"]
     assert [step.name.split()[1] for step in steps[-2:]] == ["beside", "beside"]
-    with search(Search({"fusion": len(steps) - 1})):
+    with search(StepSearch({"fusion": len(steps) - 1})):
         assert sorted(parts(schedule(program, target=GPU))) == [0, 2]

@@ -12,7 +12,7 @@ from support.facts import agree, captured, fact, facts
 from support.rewriting import compiled
 from support.thorough import one_row_in
 
-from regraft.rewrites.facts import Choice, Positions, Table, Uniform
+from regraft.rewrites.facts import Conditional, Positions, Table, Uniform
 from regraft.rewrites.facts.evaluate import MAX_BYTES
 
 Tensor = torch.Tensor
@@ -83,7 +83,7 @@ UNKNOWN: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_not_known(name: str, dynamic: bool) -> None:
-    assert not isinstance(fact(UNKNOWN[name], X, dynamic=dynamic), (Uniform, Positions, Choice, Table))
+    assert not isinstance(fact(UNKNOWN[name], X, dynamic=dynamic), (Uniform, Positions, Conditional, Table))
 
 
 NOT_UNIFORM: dict[str, Callable[[Tensor], Tensor]] = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.facts import agree, captured, facts
 from support.thorough import examples
 
-from regraft.rewrites.facts import Choice, Positions, Table, Uniform
+from regraft.rewrites.facts import Conditional, Positions, Table, Uniform
 from regraft.rewrites.facts import pointwise as rules
 
 Tensor = torch.Tensor
@@ -184,7 +184,7 @@ def test_it_knows_something(dynamic: bool) -> None:
     known = facts(module)
     kinds = [type(known.get(n)) for n in module.graph.output_node().all_input_nodes]
     unknown = int(dynamic)  # arange in int32, which might wrap around
-    assert kinds.count(Positions) == 5 and kinds.count(Choice) == 3 and kinds.count(type(None)) == unknown
+    assert kinds.count(Positions) == 5 and kinds.count(Conditional) == 3 and kinds.count(type(None)) == unknown
     assert {Uniform, Table} <= set(kinds)
 
 

@@ -13,14 +13,14 @@ from torch import fx
 
 from ...common.formula import packet
 from ..description import Attention
-from .forward_backward import RefusedError
+from .forward_backward import NoBackwardError
 
 
 def without_sink(gradient: Any, attention: Attention) -> Any:
     """The gradient of the weights that are multiplied with v, from that of all.
 
     Raises:
-        RefusedError: it is not made of that.
+        NoBackwardError: it is not made of that.
     """
     while packet(gradient) == "aten.slice_backward":
         source, sizes, _, start, _, step = gradient.args
@@ -28,7 +28,7 @@ def without_sink(gradient: Any, attention: Attention) -> Any:
         ends = [int(size) for size in sizes]
         cut = shape[:-1] == ends[:-1] and shape[-1] == attention.key.extent and ends[-1] - shape[-1] in (0, 1)
         if (start, step) != (0, 1) or not cut:
-            raise RefusedError(
+            raise NoBackwardError(
                 "sink-gradient", f"{gradient.name} pads {shape} to {ends}, not by a column for the sink", gradient
             )
         gradient = source
@@ -39,7 +39,7 @@ def split_sink(whole: fx.Node, attention: Attention) -> tuple[fx.Node, fx.Node |
     """The gradient of scores, and of the sink where somebody wants it, from that of all columns.
 
     Raises:
-        RefusedError: columns are used together.
+        NoBackwardError: columns are used together.
     """
     if attention.sink is None:
         return whole, None
@@ -47,9 +47,9 @@ def split_sink(whole: fx.Node, attention: Attention) -> tuple[fx.Node, fx.Node |
     parts = {_columns(user, keys): user for user in whole.users}
     scores, sink = parts.pop((0, keys), None), parts.pop((keys, keys + 1), None)
     if scores is None or parts or len(whole.users) != 1 + (sink is not None):
-        raise RefusedError("sink-gradient", f"{whole.name} is not split into scores and sink", whole)
+        raise NoBackwardError("sink-gradient", f"{whole.name} is not split into scores and sink", whole)
     if sink is not None and any(packet(user) != "aten.sum" for user in sink.users):
-        raise RefusedError("sink-gradient", f"{sink.name} is not summed", sink)
+        raise NoBackwardError("sink-gradient", f"{sink.name} is not summed", sink)
     return scores, sink
 
 

@@ -26,7 +26,7 @@ from ..match import FoundAttention, at, made
 SAME = ("aten.detach", "aten.alias")
 
 
-class RefusedError(Exception):
+class NoBackwardError(Exception):
     """An attention whose backward the kernels do not compute."""
 
     def __init__(self, code: str, message: str, *nodes: fx.Node) -> None:
@@ -87,7 +87,7 @@ def written_operand(node: fx.Node, places: tuple[Any, ...], row: Var, column: Va
     buffer = made(node)
     found = operand(buffer, address(buffer, places), row, column)
     if found is None or not _is_disjoint(node.meta["val"]):
-        raise RefusedError("gradient-layout", f"{node.name} cannot be written in place", node)
+        raise NoBackwardError("gradient-layout", f"{node.name} cannot be written in place", node)
     return found
 
 
@@ -120,7 +120,7 @@ def check_order(gradient: fx.Node, results: Iterable[fx.Node]) -> None:
     """Refuse where a result is asked for before the gradient that it follows from is there."""
     first = first_of(gradient, *results)
     if first is not gradient:
-        raise RefusedError("order", f"{first.name} comes before {gradient.name}", first, gradient)
+        raise NoBackwardError("order", f"{first.name} comes before {gradient.name}", first, gradient)
 
 
 def dying(graph: fx.Graph, replaced: Iterable[fx.Node], read: Iterable[fx.Node]) -> dict[fx.Node, None]:
@@ -155,10 +155,20 @@ def check_gone(pair_nodes: Iterable[fx.Node], dead: Mapping[fx.Node, Any], what:
     for node in pair_nodes:
         if node not in dead:
             reader = next((user for user in node.users if user not in dead), node)
-            raise RefusedError("scores-escape", f"{what} ({node.name}) also goes to {reader.name}", reader, node)
+            raise NoBackwardError("scores-escape", f"{what} ({node.name}) also goes to {reader.name}", reader, node)
 
 
 __all__ = [
-    "SAME", "Pair", "RefusedError", "check_gone", "check_order", "dying", "first_of", "heads_of", "read_operand",
-    "root", "variables_of", "written_operand",
+    "SAME",
+    "NoBackwardError",
+    "Pair",
+    "check_gone",
+    "check_order",
+    "dying",
+    "first_of",
+    "heads_of",
+    "read_operand",
+    "root",
+    "variables_of",
+    "written_operand",
 ]  # fmt: skip

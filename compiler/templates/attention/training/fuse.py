@@ -38,7 +38,7 @@ from ..triton_text import UnsupportedAttentionError
 from ..triton_tiles import Tile, backward_tiles, tiles
 from .build import PairReplacer, TrainingKernels, training_kernels
 from .forward import JointForward
-from .forward_backward import Pair, RefusedError
+from .forward_backward import NoBackwardError, Pair
 from .match import pair_spelled_out
 from .sdpa import pair_sdpa
 
@@ -145,7 +145,7 @@ class TrainingTemplate(Template):
             return None
         try:
             pair = pair_sdpa(node, found) if packet(node) in SDPA else pair_spelled_out(found, self._backward)
-        except RefusedError as refused:
+        except NoBackwardError as refused:
             return refused.reason
         except Unlowered as refusal:
             return Reason(f"backward-{refusal.code}", str(refusal), (node,))

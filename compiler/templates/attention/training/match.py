@@ -36,8 +36,8 @@ from ..shift_invariance import shiftable
 from .attention_sink import split_sink, without_sink
 from .derivative_check import follows, mentions, renamed
 from .forward_backward import (
+    NoBackwardError,
     Pair,
-    RefusedError,
     check_gone,
     check_order,
     dying,
@@ -71,19 +71,21 @@ def pair_spelled_out(found: FoundAttention, backward: set[fx.Node]) -> Pair:
         backward: the nodes of the joint graph's backward.
 
     Raises:
-        RefusedError: it is not that of this attention, or something of it is used otherwise too.
+        NoBackwardError: it is not that of this attention, or something of it is used otherwise too.
         Unlowered: a part of it has no formula.
     """
-    return _Matcher(found, backward).run()
+    return _BackwardMatcher(found, backward).run()
 
 
-class _Matcher:
+class _BackwardMatcher:
     def __init__(self, found: FoundAttention, backward: set[fx.Node]) -> None:
         self._found, self._a, self._backward = found, found.attention, backward
         self._softmax = next(node for node in found.nodes if packet(node) in SOFTMAXES)
         products = list(filter(is_product, found.nodes))
         if len(products) != 2:
-            raise RefusedError("products", f"the attention has {len(products)} matrix products, not 2", self._softmax)
+            raise NoBackwardError(
+                "products", f"the attention has {len(products)} matrix products, not 2", self._softmax
+            )
         self._first, self._second = products
         self._left, self._right = operands(self._first)
         # Masks that the kernels compute: the masks that the backward reads have the same formula.
@@ -126,12 +128,12 @@ class _Matcher:
             if packet(node) == _SOFTMAX_BACKWARD and self._is(node.args[1], self._softmax)
         ]
         if len(found) != 1:
-            raise RefusedError(
+            raise NoBackwardError(
                 "no-backward", f"{self._softmax.name} has {len(found)} backward calls, not 1", self._softmax
             )
         dim, rank = found[0].args[2], self._softmax.meta["val"].dim()
         if dim not in (-1, rank - 1) or found[0] not in self._backward:
-            raise RefusedError("softmax-dim", f"{found[0].name} is along dim {dim} of {rank}", found[0])
+            raise NoBackwardError("softmax-dim", f"{found[0].name} is along dim {dim} of {rank}", found[0])
         return found[0]
 
     def _is(self, node: Any, other: fx.Node) -> bool:
@@ -150,7 +152,7 @@ class _Matcher:
             elif self._is_dropping(node):
                 above.extend(source for source in node.all_input_nodes if source not in above)  # type: ignore[union-attr]
         if product is None or product not in self._backward:
-            raise RefusedError("weights-gradient", f"{ds.name} does not read the result of a matrix product", ds)
+            raise NoBackwardError("weights-gradient", f"{ds.name} does not read the result of a matrix product", ds)
         between = [node for node in above if node is not product and self._is_dropping(node)]
         formulas = Formulas({*between, *drawn(between)})  # type: ignore[type-var]
         wanted = self._flat(product, self._row, self._key)
@@ -162,7 +164,7 @@ class _Matcher:
         found = dropped(value, is_product)
         same = found is not None and found[0] is self._a.keep
         if not same or not math.isclose(found[1], self._a.kept, rel_tol=1e-6):  # type: ignore[index]
-            raise RefusedError(
+            raise NoBackwardError(
                 "weights-gradient", f"{ds.name} reads a value other than the gradient of the weights", ds
             )
         return product  # type: ignore[return-value]
@@ -174,7 +176,7 @@ class _Matcher:
         """The gradient of the second product's result: the operand that is multiplied with v transposed."""
         v = self._place(self._second.args[1], self._key, self._width)
         if v is None or self._place(dp.args[1], self._width, self._key) != v:
-            raise RefusedError("weights-gradient", f"{dp.name} does not multiply with v", dp)
+            raise NoBackwardError("weights-gradient", f"{dp.name} does not multiply with v", dp)
         return dp.args[0]  # type: ignore[return-value]
 
     def _values_gradient(self, above: fx.Node) -> fx.Node | None:
@@ -198,10 +200,10 @@ class _Matcher:
             if made is None:
                 continue
             if made[0] in found:
-                raise RefusedError("products-gradient", f"{product.name} is a second gradient of {made[0]}", product)
+                raise NoBackwardError("products-gradient", f"{product.name} is a second gradient of {made[0]}", product)
             found[made[0]] = self._multiplied(product), made[1]
         if not found:
-            raise RefusedError("products-gradient", f"no matrix product multiplies {ds.name} with q or k", ds)
+            raise NoBackwardError("products-gradient", f"no matrix product multiplies {ds.name} with q or k", ds)
         return found
 
     def _multiplied(self, product: fx.Node) -> fx.Node:
@@ -214,7 +216,7 @@ class _Matcher:
             return product
         user = next(iter(product.users))
         if len(product.users) != 1 or packet(user) != "aten.mul" or user.args != (product, alpha):
-            raise RefusedError("products-gradient", f"{product.name} is not multiplied with {alpha}", product)
+            raise NoBackwardError("products-gradient", f"{product.name} is not multiplied with {alpha}", product)
         return user
 
     def _product_gradient(
@@ -243,7 +245,7 @@ class _Matcher:
         try:
             return follows(times(value, Const(float(factor(self._first)), torch.float32)), gradient, self._a.score)
         except NoDerivativeError as error:
-            raise RefusedError("no-derivative", str(error), self._softmax) from error
+            raise NoBackwardError("no-derivative", str(error), self._softmax) from error
 
     def _chain_value(self, node: Any, rows: Var, columns: Var, ds: fx.Node, chain: set[fx.Node]) -> Value | None:
         """An operand in terms of the gradient of `f`'s values and `f`'s operands; None where these are elsewhere."""
@@ -274,7 +276,7 @@ class _Matcher:
         """The node that a gradient ends in, and where it is written: in a copy of the product that heads are in."""
         found = destination(product, self._a.lead, inner)
         if found is not None:
-            with contextlib.suppress(RefusedError):
+            with contextlib.suppress(NoBackwardError):
                 return self._written(*found, inner)
         return self._written(product, self._flat(product, *inner), inner)
 
@@ -288,7 +290,7 @@ class _Matcher:
         """Which element of which memory a product's operand has at rows and columns, casts and copies left out."""
         try:
             load = plain_load(Formulas(_Casts()).value(node).at(self._flat(node, rows, columns)))
-        except (Unlowered, RefusedError):
+        except (Unlowered, NoBackwardError):
             return None
         return None if load is None else (load.buffer, load.indices)
 
@@ -298,14 +300,14 @@ class _Matcher:
         inner = tuple(map(at, (rows, columns)))
         lead = [var.extent for var in self._a.lead]
         if sizes[-2:] != (rows.extent, columns.extent):
-            raise RefusedError("sizes", f"{node.name} has sizes {sizes}", node)
+            raise NoBackwardError("sizes", f"{node.name} has sizes {sizes}", node)
         if list(sizes[:-2]) == lead:
             return (*self._heads, *inner)
         if len(sizes) == 3 and sizes[0] == numel(lead):
             return (raveled(self._heads, lead), *inner)
         if len(sizes) == 2 and numel(lead) == 1:
             return inner
-        raise RefusedError("sizes", f"{node.name} has sizes {sizes}, but the attention has batch sizes {lead}", node)
+        raise NoBackwardError("sizes", f"{node.name} has sizes {sizes}, but the attention has batch sizes {lead}", node)
 
     # -- ways -----------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from ..gradient_layout import Places
 from ..match import FoundAttention, at
 from ..sdpa import given_mask
 from .forward_backward import (
+    NoBackwardError,
     Pair,
-    RefusedError,
     check_gone,
     check_order,
     dying,
@@ -37,7 +37,7 @@ def pair_sdpa(call: fx.Node, found: FoundAttention) -> Pair:
     """The backward of a call of one of `sdpa.SDPA` whose forward is known.
 
     Raises:
-        RefusedError: there is none, several, or one of something else.
+        NoBackwardError: there is none, several, or one of something else.
         Unlowered: its operands cannot be read in place.
     """
     backward = _backward_of(call)
@@ -46,7 +46,7 @@ def pair_sdpa(call: fx.Node, found: FoundAttention) -> Pair:
     heads = heads_of(attention)
     q, k = (node.meta["val"].shape[1] for node in call.args[:2])  # type: ignore[union-attr]
     if q != k:
-        raise RefusedError("shared-heads", f"{q} heads of queries share {k} of keys: their gradients are sums", call)
+        raise NoBackwardError("shared-heads", f"{q} heads of queries share {k} of keys: their gradients are sums", call)
     gradient, out = read_operand(argument(backward, _first(backward)), (*heads, at(row), at(width)), row, width)
     results = {_NAMES[user.args[1]]: user for user in backward.users if user.users}  # type: ignore[index]
     if "scores" in results:
@@ -70,11 +70,11 @@ def _backward_of(call: fx.Node) -> fx.Node:
     # Others may read the result as their q, k or v.
     found = [node for node in _readers(call) if packet(node) == name and _is_result(argument(node, "logsumexp"), call)]
     if len(found) != 1:
-        raise RefusedError("no-backward", f"{len(found)} backward calls read {call.name}", call)
+        raise NoBackwardError("no-backward", f"{len(found)} backward calls read {call.name}", call)
     (backward,) = found
     for theirs, ours in _shared(call, backward):
         if not _is_same(theirs, ours):
-            raise RefusedError("other-backward", f"{backward.name} has other arguments than {call.name}", backward)
+            raise NoBackwardError("other-backward", f"{backward.name} has other arguments than {call.name}", backward)
     return backward
 
 
@@ -118,4 +118,6 @@ def _check_bias(node: fx.Node, bias: Any, found: FoundAttention) -> None:
     attention = found.attention
     sizes = tuple(var.extent for var in (*attention.lead, attention.row, attention.key))
     if not isinstance(bias, fx.Node) or tuple(node.meta["val"].shape) != sizes:
-        raise RefusedError("bias-sizes", f"the bias's gradient is {tuple(node.meta['val'].shape)}, not {sizes}", node)
+        raise NoBackwardError(
+            "bias-sizes", f"the bias's gradient is {tuple(node.meta['val'].shape)}, not {sizes}", node
+        )

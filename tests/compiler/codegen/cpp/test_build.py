@@ -57,7 +57,11 @@ def test_many_kernels_become_two_units():
 
 
 def test_a_level_of_optimization_of_its_own_replaces_that_of_all(monkeypatch):
-    plain, own, found = compiler.Source("int one;"), compiler.Source("int one;", ("-O1",)), compiler.find_compiler()
+    plain, own, found = (
+        compiler.LibrarySource("int one;"),
+        compiler.LibrarySource("int one;", ("-O1",)),
+        compiler.find_compiler(),
+    )
 
     def names(level):
         monkeypatch.setattr(compiler, "FLAGS", ("-fPIC", level))
@@ -208,7 +212,7 @@ def test_libraries_are_kept_and_broken_ones_replaced(own_cache):
     first = library.stat().st_mtime_ns
     cpp.build([add()])
     assert library.stat().st_mtime_ns == first
-    source = compiler.Source('extern "C" int answer() { return 42; }')
+    source = compiler.LibrarySource('extern "C" int answer() { return 42; }')
     path = compiler._place(own_cache / "code", compiler._name(source, compiler.find_compiler()))
     path.parent.mkdir(parents=True)
     path.write_bytes(b"not a library")
@@ -228,8 +232,8 @@ def test_a_cache_that_is_off_leaves_nothing_behind(own_cache, monkeypatch):
 def test_processes_share_a_cache(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
-        "import torch; from regraft.compiler.codegen.cpp.compiler import Source, compile_all\n"
-        "lib, _ = compile_all([Source('extern \"C\" int answer() { return 42; }')])[0]; print(lib.answer())"
+        "import torch; from regraft.compiler.codegen.cpp.compiler import LibrarySource, compile_all\n"
+        "lib, _ = compile_all([LibrarySource('extern \"C\" int answer() { return 42; }')])[0]; print(lib.answer())"
     )
     assert [done.output.split() for done in run_fresh([[program]] * 2)] == [["42"]] * 2
 
@@ -242,9 +246,9 @@ def test_what_is_loaded_is_what_was_looked_at(tmp_path):
         "from regraft.compiler.codegen.cpp import compiler\n"
         "from regraft.compiler.storage import seal\n"
         "text = 'extern \"C\" int answer() { return 42; } double many[4096] = {1};'\n"
-        "name = compiler._name(compiler.Source(text), compiler.find_compiler())\n"
+        "name = compiler._name(compiler.LibrarySource(text), compiler.find_compiler())\n"
         "place = compiler._place(compiler.code_folder('code'), name)\n"
-        "found = lambda: compiler.compile_all([compiler.Source(text)])[0][0].answer()\n"
+        "found = lambda: compiler.compile_all([compiler.LibrarySource(text)])[0][0].answer()\n"
         "def spoiling(function):\n"
         "    times = []\n"
         "    def run(name, data):\n"
@@ -266,7 +270,7 @@ def test_what_is_loaded_is_what_was_looked_at(tmp_path):
 
 def test_a_library_that_another_process_replaced_by_as_good_a_one_is_loaded(own_cache, monkeypatch):
     """It is neither deleted nor compiled again: processes that did so would do it to each other."""
-    source = compiler.Source('extern "C" int answer() { return 42; }')
+    source = compiler.LibrarySource('extern "C" int answer() { return 42; }')
     compiler.compile_all([source])
     (library,) = own_cache.rglob("*.so")
     opened, replaced = compiler.seal.opened, []
@@ -296,7 +300,7 @@ def test_a_missing_compiler_has_its_own_error(monkeypatch):
 
 def test_a_refused_source_is_kept_and_shown():
     with pytest.raises(cpp.CompileFailed, match="nonsense") as caught:
-        compiler.compile_all([compiler.Source("int nonsense = undeclared;")])
+        compiler.compile_all([compiler.LibrarySource("int nonsense = undeclared;")])
     assert caught.value.source.read_text() == "int nonsense = undeclared;"
     assert "undeclared" in caught.value.output
 

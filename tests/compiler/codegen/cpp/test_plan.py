@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from support.lowering import trace
 
 from regraft.compiler.codegen.cpp.kernel_text import kernel_text, prepared
-from regraft.compiler.codegen.cpp.plan import Plan, Tile
+from regraft.compiler.codegen.cpp.plan import LoopPlan, LoopTile
 from regraft.compiler.codegen.cpp.target import target
 from regraft.compiler.ir.dependence import Dependence
 from regraft.compiler.ir.kernel import Fold, Loop
@@ -90,7 +90,7 @@ PROGRAMS = {
 def planned(kernel, name="avx512"):
     """Loops with their lanes, then how memory is touched."""
     kernel, lines = prepared(kernel, target(name)), []
-    plan = Plan(kernel, target(name), Dependence())
+    plan = LoopPlan(kernel, target(name), Dependence())
 
     def visit(statement, depth):
         if isinstance(statement, Loop):
@@ -104,7 +104,7 @@ def planned(kernel, name="avx512"):
 
     def how(loop):
         found = plan.of(loop)
-        if isinstance(found, Tile):
+        if isinstance(found, LoopTile):
             return f": tiles of {found.lanes} x {found.lanes}, {found.copies} of them below each other"
         return (
             ""

@@ -18,7 +18,7 @@ from support.fake_cuda import with_fake_driver
 from support.lowering import trace
 
 from regraft.compiler.codegen.triton import UnsupportedKernels, build, compile_worker, compiler
-from regraft.compiler.codegen.triton.compile_pool import Pool, Worker, WorkerLostError, pool
+from regraft.compiler.codegen.triton.compile_pool import CompilePool, Worker, WorkerLostError, pool
 from regraft.compiler.codegen.triton.compiler import Cubin, Unit, begin_units, compile_units
 from regraft.compiler.codegen.triton.errors import TritonFailed, TritonMissing
 from regraft.compiler.lowering import lower
@@ -74,14 +74,14 @@ def test_machine_code_is_for_the_gpu_that_was_asked_for():
 
 def test_what_is_on_disk_is_not_compiled_again(monkeypatch):
     first = compile_units([UNIT])
-    monkeypatch.setattr(Pool, "submit", refuse)
+    monkeypatch.setattr(CompilePool, "submit", refuse)
     assert compile_units([UNIT, UNIT]) == first * 2
 
 
 @pytest.mark.parametrize("change", [{"aligned": ()}, {"warps": 8}, {"capability": 80}, {"text": SOURCE + "\n"}])
 def test_everything_that_counts_is_part_of_the_key(change, monkeypatch):
     compile_units([UNIT])
-    monkeypatch.setattr(Pool, "submit", refuse)
+    monkeypatch.setattr(CompilePool, "submit", refuse)
     with pytest.raises(AssertionError, match="nothing should"):
         compile_units([replace(UNIT, **change)])
 
@@ -188,8 +188,8 @@ def test_stages_are_part_of_what_is_compiled():
 
 def test_what_was_begun_is_not_compiled_twice(monkeypatch):
     jobs = []
-    plain = Pool.submit
-    monkeypatch.setattr(Pool, "submit", lambda self, *args: jobs.append(args) or plain(self, *args))
+    plain = CompilePool.submit
+    monkeypatch.setattr(CompilePool, "submit", lambda self, *args: jobs.append(args) or plain(self, *args))
     begin_units([UNIT, UNIT])
     begin_units([UNIT])
     (cubin,) = compile_units([UNIT])
@@ -206,7 +206,7 @@ def test_what_was_begun_in_vain_tells_who_asks():
 
 def test_nothing_is_begun_without_triton(monkeypatch):
     monkeypatch.setattr(compiler, "triton_version", lambda: None)
-    monkeypatch.setattr(Pool, "submit", refuse)
+    monkeypatch.setattr(CompilePool, "submit", refuse)
     begin_units([UNIT])
 
 
@@ -219,7 +219,7 @@ def test_what_is_waited_for_goes_first(monkeypatch):
         return {}
 
     monkeypatch.setattr(Worker, "ask", ask)
-    one = Pool(1)
+    one = CompilePool(1)
     begun = [one.submit(name) for name in "abc"]
     while one._begun.keys() & {begun[0]}:  # its worker has it
         time.sleep(0.001)
@@ -275,7 +275,7 @@ def test_a_worker_leaves_no_files(killed, tmp_path, monkeypatch):
 
 def test_a_worker_that_dies_over_a_job_is_reported(job, tmp_path):
     (tmp_path / "one.py").write_text("import os\nos._exit(3)\n")
-    pool = Pool(1)
+    pool = CompilePool(1)
     (lost,) = pool.results([pool.submit(job)])
     assert isinstance(lost, WorkerLostError) and "status 3" in str(lost)
     (tmp_path / "one.py").write_text(SOURCE)
@@ -293,13 +293,13 @@ def test_workers_do_not_interpret(job, monkeypatch):
 
 def test_without_an_interpreter_there_are_no_workers(job, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    one = Pool(1)
+    one = CompilePool(1)
     (lost,) = one.results([one.submit(job)])
     assert isinstance(lost, WorkerLostError)
 
 
 def test_a_pool_that_has_ended_starts_nothing(job):
-    one = Pool(1)
+    one = CompilePool(1)
     one.stop()
     (reply,) = one.results([one.submit(job)])
     assert isinstance(reply, WorkerLostError) and "is exiting" in str(reply)

@@ -15,7 +15,7 @@ from support.fake_cuda import STREAM, with_fake_driver
 
 from regraft.compiler.codegen.cpp.errors import CompilerMissing
 from regraft.compiler.codegen.triton import build, launch
-from regraft.compiler.codegen.triton.driver import Driver, Function
+from regraft.compiler.codegen.triton.driver import Driver, GpuFunction
 from regraft.compiler.codegen.triton.errors import TritonFailed
 from regraft.compiler.codegen.triton.launch import Convention, launcher
 from regraft.compiler.ir.index.index import Size
@@ -97,7 +97,7 @@ def _loaded(library):
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     library.cuModuleLoadData(ctypes.byref(module), b"\x7fELF")
     library.cuModuleGetFunction(ctypes.byref(function), module, b"kernel")
-    return Function(function.value, 1000, "kernel", 512, 128)
+    return GpuFunction(function.value, 1000, "kernel", 512, 128)
 
 
 def test_the_number_of_programs_may_come_with_the_call(driver):

@@ -3,7 +3,7 @@ import re
 import pytest
 import torch
 
-from regraft.compiler.codegen.wrapper.emit import Source
+from regraft.compiler.codegen.wrapper.emit import WrapperSource
 from regraft.compiler.codegen.wrapper.profiled import profiled_text
 from regraft.rewrites.reason import Site
 
@@ -12,7 +12,7 @@ def test_each_call_is_a_range_and_lines_keep_their_numbers():
     body = ["(x,) = args", "mm = aten.mm(x, x)", "if mm.stride() != (1,): mm = f(mm)", "k0(mm)"]
     text = "\n    ".join(["def call(args):", *body]) + "\n"
     site = Site("/a/model.py", 7, "forward", "x @ x")
-    found = profiled_text(Source(text, {}, {3: site}, {3: "mm", 4: "mm", 5: "k0"})).splitlines()
+    found = profiled_text(WrapperSource(text, {}, {3: site}, {3: "mm", 4: "mm", 5: "k0"})).splitlines()
     assert found[2] == "    with record_function('aten.mm [model.py:7]'): mm = aten.mm(x, x)"
     assert found[3] == text.splitlines()[3] and found[4] == "    with record_function('k0'): k0(mm)"
 

@@ -13,7 +13,7 @@ from support.fresh import run_fresh
 import regraft
 from regraft.compiler import backend as backend_module
 from regraft.compiler.runtime.graph_cache import store
-from regraft.compiler.runtime.graph_cache.entry import Entry
+from regraft.compiler.runtime.graph_cache.entry import CachedProgram
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_a_damaged_entry_is_discarded_and_made_anew(monkeypatch, tmp_path):
 
 
 def test_an_entry_that_does_not_run_is_compiled_again(monkeypatch):
-    monkeypatch.setattr(Entry, "runner", None)
+    monkeypatch.setattr(CachedProgram, "runner", None)
     again, cov = compiled_twice(monkeypatch)
     (fault,) = cov.faults
     assert again and len(cov.graphs) == 1 and cov.graphs[0].code[0].kernels and "pass recall failed" in fault.message

@@ -21,7 +21,7 @@ from regraft.compiler.gpu import AMPERE, HOPPER
 from regraft.compiler.templates.gemm.description import Product
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
 from regraft.compiler.templates.gemm.triton_fuse import gemm_kernel
-from regraft.compiler.templates.gemm.triton_joint import Member, joint_triton
+from regraft.compiler.templates.gemm.triton_joint import JointProduct, joint_triton
 from regraft.compiler.templates.gemm.triton_source import gemm_triton
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, fits
 
@@ -143,7 +143,7 @@ def test_tensor_cores_are_asked_about_last() -> None:
 def test_several_products_share_a_launch() -> None:
     product = product_of("signed", 1024, 2048, F16)
     tile = GemmTile(1, 2, 1024, 4, 2, cores=True)
-    members = [Member(product, (0, 1, 2, 5)), Member(product, (0, 3, 4, 6))]
+    members = [JointProduct(product, (0, 1, 2, 5)), JointProduct(product, (0, 3, 4, 6))]
     checked(joint_triton(members, tile), 90)
 
 

@@ -11,7 +11,7 @@ from support.triton_kernels import compile_for
 from regraft.compiler.gpu import AMPERE, HOPPER, SMALLER, Gpu
 from regraft.compiler.ir.index.index import Var
 from regraft.compiler.ir.program import Buffer
-from regraft.compiler.templates.gemm.description import ELEMENT, Matrix, Product, Result
+from regraft.compiler.templates.gemm.description import ELEMENT, ExtraOutput, Matrix, Product
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles, neighbours
 from regraft.compiler.templates.gemm.triton_cost import estimate, fused_gain
 from regraft.compiler.templates.gemm.triton_source import gemm_triton
@@ -86,7 +86,7 @@ def test_neighbours_differ_in_one_thing_and_fit() -> None:
 def test_what_an_epilogue_saves() -> None:
     assert fused_gain(BERT, HOPPER) > 0.3
     assert fused_gain(product(8192, 3072, 16384), HOPPER) < 0.05
-    kept = replace(BERT, more=(Result(BERT.out, BERT.place, ELEMENT),))
+    kept = replace(BERT, more=(ExtraOutput(BERT.out, BERT.place, ELEMENT),))
     assert fused_gain(kept, HOPPER) < fused_gain(BERT, HOPPER)
     assert fused_gain(BERT, HOPPER, lost=1) < fused_gain(BERT, HOPPER)
 

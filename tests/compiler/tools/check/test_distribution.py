@@ -11,7 +11,7 @@ from regraft import Numerics, Sample, T, register_pattern
 from regraft.compiler.tools.check import check
 from regraft.compiler.tools.check.case import Case
 from regraft.compiler.tools.check.compare import compare
-from regraft.compiler.tools.check.drawn import Drawn
+from regraft.compiler.tools.check.drawn import DrawnExample
 from regraft.compiler.tools.check.operands import Look
 
 SAMPLE = Sample(x=T("S N"), sizes={"S": 8, "N": 8})
@@ -48,7 +48,9 @@ class OtherMaskBackward(torch.autograd.Function):
 
 
 def problem(rule, program) -> str:
-    case = Case.of(rule, SAMPLE, Drawn(Drawn.plain(SAMPLE).sizes, looks={"x": Look(gradient=True)}, seed=7))
+    case = Case.of(
+        rule, SAMPLE, DrawnExample(DrawnExample.plain(SAMPLE).sizes, looks={"x": Look(gradient=True)}, seed=7)
+    )
     return str(compare(case, program) or "")
 
 

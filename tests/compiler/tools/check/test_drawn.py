@@ -12,7 +12,7 @@ from regraft.compiler.tools.check.drawn import (
     DTYPES,
     MOST,
     OTHER_DTYPES,
-    Drawn,
+    DrawnExample,
     drawings,
     hypothesis,
     sizes_of,
@@ -23,7 +23,7 @@ SAMPLE = Sample(x=T("B N"), y=T("B N"))
 SIZES = {"B": 4, "N": 6, "C": 3}
 
 
-def drawn(stage: str, count: int = 600, sample: Sample = SAMPLE) -> list[Drawn]:
+def drawn(stage: str, count: int = 600, sample: Sample = SAMPLE) -> list[DrawnExample]:
     rule = register_pattern(f"drawn_{stage}", replacement=lambda x, y: x, samples=[sample], stage=stage)(
         lambda x, y: x + y * 2.0
     )
@@ -110,12 +110,12 @@ def test_values(kind, dtype):
 
 def test_ranges_and_leading_dims():
     sample = Sample(x=T("... N"), sizes={"N": range(64, 513, 64)})
-    assert Drawn.plain(sample).sizes == (("...", (2,)), ("N", 64))
+    assert DrawnExample.plain(sample).sizes == (("...", (2,)), ("N", 64))
     assert set(sizes_of(sample, "N")) >= {64, 512, 1, 513}
     assert () in sizes_of(sample, "...") and (2, 1, 3) in sizes_of(sample, "...")
     x = make(sample.operands["x"], {"...": (2, 3), "N": 64}, torch.float32, Look(), seed=0)
     assert x.shape == (2, 3, 64)
-    must = {size: Drawn((("...", (2,)), ("N", size))).ordinary(sample) for size in (64, 65, 128, 1, 576)}
+    must = {size: DrawnExample((("...", (2,)), ("N", size))).ordinary(sample) for size in (64, 65, 128, 1, 576)}
     assert must == {64: True, 65: False, 128: True, 1: False, 576: False}
 
 

@@ -14,7 +14,7 @@ import torch
 from support.fresh import run_fresh
 
 from regraft.compiler.tools.check import check
-from regraft.compiler.tools.check.drawn import Drawn
+from regraft.compiler.tools.check.drawn import DrawnExample
 from regraft.compiler.tools.check.operands import LAYOUTS, laid_out
 from regraft.compiler.tools.check.replay import load
 from regraft.compiler.tools.check.script import literal
@@ -77,7 +77,7 @@ def test_it_fails_until_the_rule_is_repaired(tmp_path, capsys):
 
 def test_large_operands_are_drawn_again(tmp_path, capsys):
     failure = failure_of(tmp_path / "large.py", size=300)
-    failure = replace(failure, drawn=Drawn.plain(failure.sample))
+    failure = replace(failure, drawn=DrawnExample.plain(failure.sample))
     assert "x = make(T(\"B N\"), {'B': 2, 'N': 300}, torch.float32" in failure.script
     code, output = ran(failure.script, tmp_path, capsys)
     assert code == 1 and "result 0 is off" in output

@@ -14,9 +14,9 @@ from regraft import EXACT, Candidate, Reason, Sample, T, optional, register_patt
 from regraft.compiler.tools.check import check
 from regraft.compiler.tools.check.case import Case
 from regraft.compiler.tools.check.compare import compare
-from regraft.compiler.tools.check.drawn import Drawn
+from regraft.compiler.tools.check.drawn import DrawnExample
 from regraft.compiler.tools.check.operands import Look, placed
-from regraft.compiler.tools.check.search import Search
+from regraft.compiler.tools.check.search import CounterexampleSearch
 
 SAMPLES = [Sample(x=T("B N"), y=T("B N"))]
 
@@ -198,7 +198,7 @@ class TestKinks:
         case = Case.of(
             declare(name, replacement, lambda x: torch.maximum(x, x * 0.1), [Sample(x=T("N"))]),
             Sample(x=T("N")),
-            Drawn((("N", 6),), looks={"x": Look(values="signed-zeros", gradient=True)}),
+            DrawnExample((("N", 6),), looks={"x": Look(values="signed-zeros", gradient=True)}),
         )
         return [str(found) for found in [compare(case, replacement)] if found]
 
@@ -217,7 +217,7 @@ def test_one_rounding_of_an_operand_is_nobodys_error():
 
     def problem(name: str, replacement: Any) -> Any:
         rule = declare(name, replacement, lambda x: torch.exp(x), [sample])
-        case = Case.of(rule, sample, Drawn((("N", 6),), looks={"x": Look(values="plain")}))
+        case = Case.of(rule, sample, DrawnExample((("N", 6),), looks={"x": Look(values="plain")}))
         case.operands[0].mul_(80 / case.operands[0].abs().max())
         return compare(case, replacement)
 
@@ -239,7 +239,7 @@ def test_an_operator_that_another_device_lacks_makes_no_program_there():
             "check_nowhere", lambda x: x + 1, lambda x: torch.ops.check_search.nowhere(x), [Sample(x=T("N"))]
         )
         for device in ("cpu", "cuda"):
-            search = Search(rule, 3, 0)
+            search = CounterexampleSearch(rule, 3, 0)
             search.device = device
             assert bool(search.run().failures) == (device == "cpu")
 
@@ -264,7 +264,7 @@ def test_sizes_that_a_sample_gives_as_numbers_may_be_known_where_others_are_symb
         return q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-2, -1)
 
     sample = shared_keys.samples[0]
-    drawn = replace(Drawn.plain(sample), dynamic=True)
+    drawn = replace(DrawnExample.plain(sample), dynamic=True)
     case = Case.of(shared_keys, sample, drawn)
     assert not case.rewritten().whole and case.with_sizes_of(sample).rewritten().whole
     result = check(shared_keys, examples=examples(4, 12))

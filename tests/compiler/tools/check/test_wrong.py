@@ -15,7 +15,7 @@ from support.thorough import examples, one_in, one_row_in
 from torch.nn import functional as F
 
 from regraft import EXACT, Numerics, Sample, T, register_pattern
-from regraft.compiler.tools.check.search import Search
+from regraft.compiler.tools.check.search import CounterexampleSearch
 
 EXAMPLES = 20
 
@@ -509,7 +509,7 @@ def found(name: str, entry: Entry, examples: int = EXAMPLES) -> Any:
     if isinstance(samples[0], str):
         samples = [Sample(**{p: T(dims) for p, dims in zip(parameters, samples, strict=True)})]
     rule = register_pattern(f"wrong: {name}", replacement=entry.replacement, samples=samples, **entry.more)
-    return Search(rule(entry.pattern), examples, 0, shrinks=False).run()
+    return CounterexampleSearch(rule(entry.pattern), examples, 0, shrinks=False).run()
 
 
 @one_row_in(4)

@@ -17,7 +17,7 @@ from regraft.compiler.tools.repro import NothingFailsError
 from regraft.compiler.tools.repro.minimize import Minimizer
 from regraft.compiler.tools.repro.program import cut, program_of
 from regraft.compiler.tools.repro.script import write
-from regraft.compiler.tools.repro.values import Drawn
+from regraft.compiler.tools.repro.values import SeededTensor
 from regraft.compiler.tools.targets.load import module_at
 
 
@@ -124,11 +124,11 @@ def test_what_can_not_be_drawn_is_written_or_kept(tmp_path):
 
 
 def test_drawn_tensors_keep_their_layout():
-    drawn = Drawn(0, (4, 6), (1, 4), torch.float32, -1.0, 1.0, grad=True)
+    drawn = SeededTensor(0, (4, 6), (1, 4), torch.float32, -1.0, 1.0, grad=True)
     x = drawn.make()
     assert x.stride() == (1, 4) and x.requires_grad and torch.equal(x, drawn.make())
     assert drawn.resized(6, 2).make().stride() == (1, 4) and drawn.resized(4, 1).shape == (1, 6)
-    indices = Drawn(1, (5,), (1,), torch.int64, 2, 3).make()
+    indices = SeededTensor(1, (5,), (1,), torch.int64, 2, 3).make()
     assert set(indices.tolist()) <= {2, 3}
 
 
