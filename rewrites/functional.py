@@ -72,8 +72,12 @@ def _is_inactive_dropout(node: fx.Node) -> bool:
 
 def _is_hooked(node: fx.Node) -> bool:
     """Whether a value has a hook: AOTAutograd loses hooks of views that are returned beside what they are views of."""
-    calls = [user.target for user in node.users if isinstance(user.target, compat.HigherOrderOperator)]
-    return any(call.name() in _WITH_HOOKS for call in calls)
+    return any(map(takes_hook, node.users))
+
+
+def takes_hook(node: fx.Node) -> bool:
+    """Whether a call gives a value a hook."""
+    return isinstance(node.target, compat.HigherOrderOperator) and node.target.name() in _WITH_HOOKS
 
 
 def _lay_out(graph: fx.Graph, moved: set[fx.Node]) -> None:

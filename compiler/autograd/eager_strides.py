@@ -389,7 +389,7 @@ _ITERATED_IN = {  # the same, in another order than the call has them
 _DENSE_ROWS = (  # memory that is made contiguous, whatever the input's
     "_log_softmax_backward_data _softmax_backward_data glu_backward huber_loss_backward log_sigmoid_forward "
     "mse_loss_backward rrelu_with_noise native_layer_norm_backward nll_loss2d_forward normal.Tensor_Tensor poisson "
-    "pow.Scalar "
+    "im2col pow.Scalar "
     "smooth_l1_loss_backward"
 )
 _DENSE_ROWS_ANYWHERE = "angle one_hot rrelu"  # of complex numbers `angle` is made on the way

@@ -3,6 +3,7 @@
     x[:, :1].expand(4, 6).add_(1)       several elements of the written tensor have the same address
     x[:, :1].expand(4, 6)[:, 0].add_(1)     the same of a tensor that it is a view of: AOTAutograd adds what has changed
     x.unfold(0, 2, 2).add_(1)           of an odd number of elements: AOTAutograd clears the last one
+    x.unsafe_chunk(2)[0].add_(1)        a part of `x` that is no view: AOTAutograd does not write to `x`
     x[1:].copy_(x[:-1])                 the tensor that is read is the written one, shifted
     interpolate(x, scale_factor=0.1)    the resulting image is empty, or `x` is
     one_hot(x.int(), 4)                 eager takes int64 only
@@ -10,6 +11,7 @@
     rnn_tanh(..., dropout=0.5)          torch's decomposition of recurrent layers has no dropout between them
     y = x * w; w.data = z               the backward reads `w`, which lies in other memory by then
     hardshrink(x.long())                tracing makes it of operators that take integers
+    channel_shuffle(x.mT, 2)            on GPUs, of strides in which its channels cannot be split
     fused_moving_avg_obs_fake_quant     an empty state is resized to the number of channels, which tracing ignores
 
 AOTAutograd makes such writes functional, and turns resampling into indexing. Eager's operators differ in the writes
@@ -27,18 +29,21 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.compat.memory import storage_key
 from ...rewrites.graph import op_name, val
-from ...rewrites.purity import written
+from ...rewrites.purity import storages, written
 from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint, known_equal
 from ..lowering.refused import refused
+from .given_again import can_be_split
 
 _PROMOTING = ("aten.mul_", "aten.addcmul_", "aten.addcdiv_", "aten.ldexp_")  # only eager checks their metadata
 _NO_USES = ("aten.set_", "_get_data_attr", "aten.view_as", "aten.expand_as", "aten.reshape_as", "aten.sym_size")
+_UNSAFE = ("aten.unsafe_chunk", "aten.unsafe_split", "aten.unsafe_split_with_sizes")
 _Place = tuple[int, list[int], list[int]]  # offset, sizes, strides
 
 
 def eager_may_refuse(graph: fx.Graph) -> Reason | None:
     """The reason for the first call of a captured graph that eager may refuse; None if there is none."""
+    parts = {memory for node in graph.nodes if op_name(node) in _UNSAFE for memory in storages(node)}
     for node in graph.nodes:
         if not isinstance(node.target, compat.OpOverload):
             continue
@@ -47,6 +52,8 @@ def eager_may_refuse(graph: fx.Graph) -> Reason | None:
             return Reason(*reason, (node,))
         for target in written(node):
             culprit = _culprit(node, target)
+            if culprit is None and not parts.isdisjoint(storages(target)):
+                culprit = "whose memory has parts that are no views"
             if culprit is not None:
                 message = f"{node.name} writes to {target.name}, {culprit}; the program runs as it was written"
                 return Reason("overlapping-write", message, (node,))
@@ -62,6 +69,8 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
         return "one-hot-of-other-integers", f"{node.name} is of integers that are no int64"
     if name in _PROMOTING and not _can_hold_its_result(node):
         return "result-of-another-type", f"{node.name} gives what the tensor that it writes to cannot hold"
+    if name == "aten.channel_shuffle" and not can_be_split(val(node.args[0]), node.args[1]):
+        return "shuffle-of-strides", f"{node.name} shuffles channels that cannot be split where they lie"
     if _given(node, "dropout") and _given(node, "train"):  # a recurrent network
         return "dropout-between-layers", f"{node.name} drops values between its layers"
     if _given(node, "per_row_fake_quant") and _is_empty(_given(node, "running_min")):  # an observer

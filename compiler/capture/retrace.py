@@ -20,6 +20,7 @@ from .checkpoints import CAPTURED
 from .fast_paths import fast_path
 from .finish import finish
 from .flex import is_flex, not_spelled, recompute_scores, spelled_out, why_kept
+from .given_again import with_given_again
 from .quantized import quantized
 from .screen import refused_call
 
@@ -107,7 +108,7 @@ class Retracer(fx.Interpreter):
         """The function to trace: run the graph, with attributes and autocast prepared."""
         recorder = compat.recorder()
         self._tracer = recorder.tracer
-        compat.wrap_decompositions(recorder, ExplicitAutocast)
+        compat.wrap_decompositions(recorder, lambda table: ExplicitAutocast(with_given_again(self.graph, table)))
         self._adopt_attributes()
         pairs = zip(self.graph.find_nodes(op="placeholder"), inputs, strict=True)
         # Dynamo does not always record that an input requires gradients.

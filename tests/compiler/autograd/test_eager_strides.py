@@ -80,6 +80,7 @@ CALLS = {
     "poisson": ((A,), WHOLE),
     "roll": ((A, [1, 3], [1, 0]), WHOLE),
     "channel_shuffle": ((A, 2), IMAGES),
+    "im2col": ((A, [1, 1], [1, 1], [0, 0], [1, 1]), IMAGES[:2]),
     **{f"{kind}_pad2d": ((A, [1] * 4), [*IMAGES[:1], ((2, 3, 2, 2),)]) for kind in PADS},
     **{f"{kind}_pad3d": ((A, [1] * 6), VOLUMES) for kind in PADS},
     **{f"{kind}_pad2d_backward": ((A, B, [1] * 4), [((2, 3, 4, 6), (2, 3, 2, 4))]) for kind in PADS},
