@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,9 @@ from ...rewrites.switches import allowed, naming, pausing
 from ..ir.kernel import Kernel
 from ..ir.printer import kernel_text, program_text
 from ..ir.program import Definition, Program
+from ..ir.verify_lanes import lane_findings
 from ..ir.verify_launch import launch_findings
+from ..ir.verify_value import ProgramFault
 from ..lowering.graph import Lowered, lower
 from ..schedule import Schedule, overwrites, schedule
 from ..schedule.begin_early import begin_early
@@ -53,7 +55,7 @@ class Generated:
     schedule: Schedule
 
     def texts(self) -> dict[str, str]:
-        """The loop program, the fusion log, the kernels, and their C++ or Triton."""
+        """The loop program, the fusion log, the kernels, those of a CPU in lanes, and their C++ or Triton."""
         kernels = self.schedule.kernels
         found = {
             "program": program_text(self.program),
@@ -62,6 +64,7 @@ class Generated:
         }
         of = {kind: [k for k in kernels if _device(k).type == kind] for kind in ("cpu", "cuda")}
         if of["cpu"] or not kernels:
+            found["lanes"] = "\n\n".join(kernel_text(cpp.planned(kernel, cpp.host_target())) for kernel in of["cpu"])
             found["c++"] = cpp.source_text(of["cpu"])
         if of["cuda"]:
             sites = {node.name: site_of(node) for node in self.source.nodes}
@@ -178,9 +181,16 @@ def _tensors(value: Any) -> Sequence[Any]:
 def _check(program: Program, plan: Schedule) -> None:
     with compat.plain_eager():  # the checker computes with real tensors, inside of Dynamo's fake mode
         findings: list[object] = [*check_schedule(program, plan)]
-        findings += [fault for kernel in plan.kernels for fault in launch_findings(kernel)]
+        findings += [fault for kernel in plan.kernels for fault in _plan_findings(kernel)]
     if findings:
         raise AssertionError("the schedule is not legal:\n" + "\n".join(map(str, findings)))
+
+
+def _plan_findings(kernel: Kernel) -> Iterator[ProgramFault]:
+    """What is wrong with how a device runs a kernel."""
+    yield from launch_findings(kernel)
+    if _device(kernel).type == "cpu":
+        yield from lane_findings(cpp.planned(kernel, cpp.host_target()))
 
 
 def _build(kernels: Sequence[Kernel]) -> dict[str, Any]:

@@ -21,17 +21,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .index.index import Size, Var
+from .lanes import HowInLanes, Threads
 from .launch import Launch
 from .program import Buffer, Reduction, Store
 
 
 @dataclass(frozen=True)
 class Loop:
-    """``for var < var.extent: body``; iterations of a parallel loop are independent. Scans run in order."""
+    """``for var < var.extent: body``; iterations of a parallel loop are independent. Scans run in order.
+
+    `lanes` says how a CPU runs it in vectors; None if it does not, or is not planned yet.
+    """
 
     var: Var
     body: tuple[Statement, ...]
     parallel: bool = False
+    lanes: HowInLanes | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class Kernel:
         early: whether it may begin before kernels before it have ended: it waits for them by itself (on GPUs).
         examples: what sizes are on the example for which it is compiled, by name: only plans may depend on them.
         launches: how a GPU runs it, a launch for each statement; none if `parts` have them, or for a CPU.
+        threads: how threads of a CPU share each statement; none before its C++ is planned, or for a GPU.
     """
 
     name: str
@@ -98,3 +104,4 @@ class Kernel:
     early: bool = False
     examples: tuple[tuple[str, int], ...] = ()
     launches: tuple[Launch, ...] = ()
+    threads: tuple[Threads, ...] = ()

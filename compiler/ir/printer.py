@@ -18,6 +18,7 @@ import torch
 
 from .index.index import Var, number_text
 from .kernel import Assign, Fold, Kernel, Loop, Statement
+from .lanes import HowInLanes, LoopTile, Threads, Turned
 from .launch import Launch
 from .ops import OPS
 from .program import Buffer, Definition, Extern, Program, Reduction, Store
@@ -72,7 +73,8 @@ def kernel_text(kernel: Kernel) -> str:
     lines += [f"    size {size.name}" for size in kernel.sizes]
     lines += [f"    scratch {buffer_text(buffer)}" for buffer in kernel.scratch]
     if not kernel.parts:
-        lines += _indented([*map(launch_text, kernel.launches), *_body(kernel.body)])
+        lines += _indented([*map(launch_text, kernel.launches), *map(threads_text, kernel.threads)])
+        lines += _indented(_body(kernel.body))
     for part in kernel.parts:
         inside = [*map(launch_text, part.launches), *_body(part.body)]
         lines += [f"    beside the others, {part.name}:", *_indented(_indented(inside))]
@@ -86,6 +88,26 @@ def launch_text(launch: Launch) -> str:
     axes.append((blocks.column_block, blocks.columns))
     tile = " x ".join(f"{block} ({_names(loops) or 'inside'})" for block, loops in axes)
     return f"launch of {tile}{each}, {blocks.warps} warp{'s' * (blocks.warps != 1)}"
+
+
+def threads_text(threads: Threads) -> str:
+    """How threads share a statement: ``threads share i0, i1, 512 iterations of i1 at a time``."""
+    if not threads.loops:
+        return "one thread"
+    piece = f", {threads.piece} iterations of {threads.loops[-1].name} at a time" if threads.piece > 1 else ""
+    return f"threads share {_names(threads.loops)}{piece}"
+
+
+def lanes_text(how: HowInLanes) -> str:
+    """How a loop runs in vectors: ``16 lanes, 4 vectors at a time``, ``tiles of 16 x 16``, ``rows of x, y``."""
+    if isinstance(how, Turned):
+        names = [*(load.buffer for load in how.loads), *(store.buffer for store in how.stores)]
+        return f"rows of {', '.join(dict.fromkeys(names))}"
+    if isinstance(how, LoopTile):
+        below = f", {how.copies} of them below each other" if how.copies > 1 else ""
+        return f"tiles of {how.lanes} x {how.lanes}{below}{', unrolled' if how.unrolled else ''}"
+    expanded = f", an element a lane of {', '.join(sorted(how.expanded))}" if how.expanded else ""
+    return f"{how.lanes} lanes{f', {how.copies} vectors at a time' if how.copies > 1 else ''}{expanded}"
 
 
 def definition_text(definition: Definition) -> str:
@@ -143,7 +165,8 @@ def _body(body: Iterable[Statement]) -> list[str]:
 
 def _statement(statement: Statement) -> list[str]:
     if isinstance(statement, Loop):
-        head = f"for {_loops([statement.var])}{' parallel' if statement.parallel else ''}:"
+        how = "" if statement.lanes is None else f", {lanes_text(statement.lanes)}"
+        head = f"for {_loops([statement.var])}{' parallel' if statement.parallel else ''}{how}:"
         return [head, *_indented(_body(statement.body))]
     if isinstance(statement, Fold):
         head = f"fold {', '.join(f'{r.name} = {r.reducer}' for r in statement.reductions)}:"
@@ -250,7 +273,9 @@ __all__ = [
     "dtype_text",
     "index_text",
     "kernel_text",
+    "lanes_text",
     "launch_text",
     "program_text",
+    "threads_text",
     "value_text",
 ]

@@ -2,7 +2,7 @@
 
 `verify_program` and `verify_kernel` give all findings; `require` raises where there are any. What is checked: dtypes
 and arities by `ops` and `reducers`, one index per dim, variables, results and sizes in scope, indices provably within
-their buffers (what is guarded apart), names, that everything is written before it is read, and launches.
+their buffers (what is guarded apart), names, that everything is written before it is read, launches, lanes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from .index.index import TOKEN, Loaded, Var, atoms
 from .kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from .program import Buffer, Definition, Extern, Program, Reduction, Store
 from .value import Load, Value, walk
+from .verify_lanes import lane_findings
 from .verify_launch import launch_findings
 from .verify_value import NameScope, ProgramFault, reduction_findings, size_findings, store_findings
 
@@ -145,6 +146,7 @@ class _KernelCheck:
             if param.access != "read" and param.buffer.name not in self._stored:
                 yield scope.found("access", f"never writes {param.buffer.name}")
         yield from launch_findings(kernel)
+        yield from lane_findings(kernel)
 
     @property
     def _stored(self) -> set[str]:

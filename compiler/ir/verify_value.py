@@ -18,7 +18,7 @@ from .program import Buffer, Reduction, Store
 from .reducers import REDUCERS, algebra_of
 from .value import Const, Guarded, Load, Op, Result, Value, compute_dtype, indices_of, operands, walk
 
-Code = Literal["unknown", "name", "arity", "dtype", "rank", "scope", "range", "order", "access", "launch"]
+Code = Literal["unknown", "name", "arity", "dtype", "rank", "scope", "range", "order", "access", "launch", "lanes"]
 
 _TEXT = 120
 
@@ -31,7 +31,8 @@ class ProgramFault:
         code: what kind of wrong: ``unknown`` operation, reducer or buffer; ``name`` taken twice or no identifier;
             ``arity``, ``dtype``, ``rank``; ``scope`` of variables, results, sizes; ``range``: an index is not provably
             within its buffer; ``order``: read before written; ``access``: not what a param allows; ``launch``: not
-            one that covers the loops of a kernel once, or that a GPU can run.
+            one that covers the loops of a kernel once, or that a GPU can run; ``lanes``: the same of the vectors and
+            threads of a CPU.
         where: the item or kernel.
         message: what, in words.
     """

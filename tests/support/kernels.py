@@ -43,7 +43,7 @@ class _Program:
     """A function as kernels, and what tells whether they compute what eager does, given them in machine code."""
 
     kernels: tuple[Kernel, ...]
-    target: cpp.Target | None
+    target: cpp.InstructionSet | None
     check: Callable[[Sequence[Callable[..., None]]], None]
 
 
@@ -54,7 +54,7 @@ def compiled_agrees(
     function: Callable[..., Any],
     *inputs: Any,
     dynamic: bool = False,
-    target: cpp.Target | None = None,
+    target: cpp.InstructionSet | None = None,
     **tolerance: Any,
 ) -> tuple[Kernel, ...]:
     """Assert that the compiled function computes what eager does; gives the kernels."""

@@ -1,6 +1,7 @@
 """C++ for CPUs: kernels are compiled into a shared library.
 
-    Kernel -> flatten -> plan (which loops run in lanes) -> text (regions, loops, values) -> compiler -> binding
+    Kernel -> flatten -> plan (which loops run in lanes, what threads share) -> text (regions, loops, values)
+           -> compiler -> binding
 
 `build` is the only entry point.
 """
@@ -9,6 +10,7 @@ from .build import CppKernel, build, source_text
 from .compiler import can_build
 from .dtypes import UnsupportedDtype
 from .errors import CompileFailed, CompilerMissing
+from .kernel_text import planned
 from .target import InstructionSet, host_target, target
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "build",
     "can_build",
     "host_target",
+    "planned",
     "source_text",
     "target",
 ]  # fmt: skip

@@ -1,27 +1,24 @@
 """A kernel as C++: a function that runs one region after the other; threads share the iterations of each region.
 
-    for i < 4096 parallel: ...         ->  region over i
-    for j < 1000000 parallel: ...      ->  region over chunks of j, each a number of whole vectors
-    fold sum: for j < 1000000: ...     ->  region over chunks, partial sums in memory; then a region that joins them
-
-Chunks do not depend on the number of threads, so results do not either.
+for i < 4096 parallel: ...         ->  region over i
+for j < 1000000 parallel: ...      ->  region over chunks of j, each a number of whole vectors
+fold sum: for j < 1000000: ...     ->  region over chunks, partial sums in memory; then a region that joins them
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from ...ir.accesses import stored_buffers, values
 from ...ir.dependence import Dependence
 from ...ir.folds import component_dtypes
-from ...ir.index.bounds import bounds
 from ...ir.index.index import Var, add, mul, quotient
 from ...ir.kernel import Fold, Kernel, Loop, Statement
-from ...ir.value import Result
+from ...ir.lanes import Threads
 from ..flatten import flatten
 from .components import unroll_components
-from .cost import GRAIN, work_of, work_of_all
+from .cost import GRAIN, work_of
 from .joined_loops import join_loops
 from .layout import KernelLayout
 from .moves import move_bits
@@ -30,9 +27,8 @@ from .ranges_apart import ranges_apart
 from .region import RegionFunction
 from .short_loops import unroll_short_loops
 from .target import InstructionSet
+from .threads import chain_of, threads_of
 from .tile_order import bring_tiles_together
-
-_PIECES = 64  # number of outer iterations from which on the vector loop is not split
 
 
 def kernel_text(kernel: Kernel, target: InstructionSet) -> str:
@@ -40,7 +36,14 @@ def kernel_text(kernel: Kernel, target: InstructionSet) -> str:
 
     Kernels that are equal except for names have equal texts.
     """
-    return _KernelText(prepared(kernel, target), target).text()
+    return _KernelText(planned(kernel, target)).text()
+
+
+def planned(kernel: Kernel, target: InstructionSet) -> Kernel:
+    """The kernel with loops and values as they are written, their lanes, and how threads share its statements."""
+    kernel = prepared(kernel, target)
+    body = LoopPlan(kernel, target, Dependence()).planned(kernel.body)
+    return replace(kernel, body=body, threads=tuple(map(threads_of, body)))
 
 
 def prepared(kernel: Kernel, target: InstructionSet) -> Kernel:
@@ -51,20 +54,19 @@ def prepared(kernel: Kernel, target: InstructionSet) -> Kernel:
 
 
 class _KernelText:
-    def __init__(self, kernel: Kernel, target: InstructionSet) -> None:
-        dependence = Dependence()
-        self._plan = LoopPlan(kernel, target, dependence)
-        self._layout = KernelLayout(kernel, self._plan, dependence)
+    def __init__(self, kernel: Kernel) -> None:
+        self._layout = KernelLayout(kernel, Dependence())
         self._partials: list[str] = []  # bytes of memory for partial results
         self._regions: list[RegionFunction] = []
         self._calls: list[str] = []
 
     def text(self) -> str:
-        for statement in self._layout.kernel.body:
+        kernel = self._layout.kernel
+        for statement, threads in zip(kernel.body, kernel.threads, strict=True):
             if isinstance(statement, Loop) and statement.parallel:
-                self._parallel(statement)
-            elif isinstance(statement, Fold) and self._splits(statement):
-                self._split(statement)
+                self._parallel(statement, threads)
+            elif isinstance(statement, Fold) and threads.loops:
+                self._split(statement, threads.piece)
             else:
                 self._region(1, 1, [statement]).serial()
         return "\n".join([*(region.text() for region in self._regions), *self._entry()])
@@ -95,67 +97,27 @@ class _KernelText:
 
     # -- parallel loops -------------------------------------------------------------------------------------------
 
-    def _parallel(self, loop: Loop) -> None:
-        chain = self._chain(loop)
-        each = self._chunk(chain)
-        loops, chunked = (chain[:-1], chain[-1]) if each else (chain, None)
-        if chunked is None and len(chain) > 1 and self._plan.of(chain[-1]) is not None:
-            loops = chain[:-1]
+    def _parallel(self, loop: Loop, threads: Threads) -> None:
+        chain = chain_of(loop)
+        around, chunked = chain[: len(threads.loops)], None
+        if threads.piece > 1:
+            around, chunked = around[:-1], around[-1]
         total: Any = 1
-        for around in loops:
-            total = mul(total, around.var.extent)
+        for outer in around:
+            total = mul(total, outer.var.extent)
         if chunked is not None:
-            total = mul(total, quotient(add(chunked.var.extent, each - 1), each))
+            total = mul(total, quotient(add(chunked.var.extent, threads.piece - 1), threads.piece))
         region = self._region(total, work_of(loop), [loop], frozenset(c.var for c in chain))
-        region.iterate(loops, chunked, each)
-
-    def _chain(self, loop: Loop) -> list[Loop]:
-        """The perfectly nested parallel loops, down to the first loop in lanes."""
-        chain = [loop]
-        while self._plan.of(chain[-1]) is None and len(chain[-1].body) == 1:
-            inner = chain[-1].body[0]
-            if not (isinstance(inner, Loop) and inner.parallel):
-                break
-            chain.append(inner)
-        return chain
-
-    def _chunk(self, chain: Sequence[Loop]) -> int:
-        """The number of iterations of the innermost loop in a chunk; with 0, one thread runs all of them."""
-        inner, strategy = chain[-1], self._plan.of(chain[-1])
-        around: Any = 1
-        for outer in chain[:-1]:
-            around = mul(around, outer.var.extent)
-        if strategy is None or (len(chain) > 1 and isinstance(around, int) and around >= _PIECES):
-            return 0
-        each = _chunk_length(inner, strategy, GRAIN // 4)
-        whole = len(chain) > 1 and isinstance(inner.var.extent, int) and inner.var.extent <= each
-        return 0 if whole else each
+        region.iterate(around, chunked, threads.piece)
 
     # -- folds over everything ------------------------------------------------------------------------------------
 
-    def _splits(self, fold: Fold) -> bool:
-        """Whether splitting a fold into chunks is worthwhile and legal."""
-        if len(fold.body) != 1 or not isinstance(fold.body[0], Loop):
-            return False
-        names, high = {r.name for r in fold.reductions}, bounds(work_of(fold))[1]
-        quiet = not stored_buffers(fold.body) or fold.body[0].parallel
-        scanned = any(isinstance(v, Result) and v.reduction in names for v in values(fold.body))
-        return quiet and not scanned and (high is None or high >= 2 * GRAIN)
-
-    def _split(self, fold: Fold) -> None:
+    def _split(self, fold: Fold, each: int) -> None:
         loop = fold.body[0]
         assert isinstance(loop, Loop), loop
-        each = _chunk_length(loop, self._plan.of(loop), GRAIN // 2)
         chunks = quotient(add(loop.var.extent, each - 1), each)
         components = sum(len(component_dtypes(r.reducer, r.values[0].dtype)) for r in fold.reductions)
         memory = len(self._layout.kernel.params) + len(self._layout.shared) + len(self._partials)
         self._partials.append(f"{8 * components} * {self._layout.size_text(chunks)}")
         self._region(chunks, work_of(fold), [fold], frozenset({loop.var})).partial(fold, loop, each, memory)
         self._region(1, 1, []).joined(fold, memory, self._layout.size_text(chunks))
-
-
-def _chunk_length(loop: Loop, strategy: Any, work: int) -> int:
-    """The number of iterations with about this much work: a multiple of the lanes of all copies."""
-    step = getattr(strategy, "lanes", 1) * getattr(strategy, "copies", 1)
-    inside = bounds(work_of_all(loop.body))[1]
-    return step * max(1, work // (step * max(inside or work, 1)))

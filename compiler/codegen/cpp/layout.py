@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...ir.accesses import accesses, updated, values
+from ...ir.accesses import accesses, statements, updated, values
 from ...ir.dependence import Dependence
 from ...ir.folds import component_dtypes
 from ...ir.index.index import Size, add, atoms, mul
-from ...ir.kernel import Fold, Kernel, Statement
+from ...ir.kernel import Fold, Kernel, Loop, Statement
+from ...ir.lanes import Lanes
 from ...ir.program import Buffer
 from ...ir.value import Result
 from .dtypes import memory_type, scalar_type
 from .index_text import index_text
-from .plan import LoopPlan
+from .turned import are_apart
 from .value_text import CppNames
 
 _STACK = 32768  # bytes of scratch that a region allocates on the stack
@@ -24,13 +25,12 @@ class KernelLayout:
     """The memory layout and the names that the functions of a kernel share.
 
     Args:
-        kernel: the flattened kernel.
-        plan: the strategies of its loops.
+        kernel: the kernel, whose loops know their lanes.
         dependence: the variables that each of its values depends on.
     """
 
-    def __init__(self, kernel: Kernel, plan: LoopPlan, dependence: Dependence) -> None:
-        self.kernel, self.plan, self.dependence = kernel, plan, dependence
+    def __init__(self, kernel: Kernel, dependence: Dependence) -> None:
+        self.kernel, self.dependence, self.apart = kernel, dependence, are_apart(kernel.body)
         self.sizes = {size.name: f"s{k}" for k, size in enumerate(kernel.sizes)}
         self.pointers = {p.buffer.name: f"p{k}" for k, p in enumerate(kernel.params)}
         self.pointers.update({b.name: f"q{k}" for k, b in enumerate(kernel.scratch)})
@@ -44,7 +44,12 @@ class KernelLayout:
 
     def bytes_text(self, buffer: Buffer) -> str:
         """The number of bytes of a scratch buffer."""
-        return f"{buffer.dtype.itemsize * self.plan.spread(buffer.name)} * {self.size_text(_span(buffer))}"
+        return f"{buffer.dtype.itemsize * self._spread(buffer.name)} * {self.size_text(_span(buffer))}"
+
+    def _spread(self, scratch: str) -> int:
+        """The factor by which a scratch buffer is expanded: the number of lanes, or 1."""
+        hows = [s.lanes for s in statements(self.kernel.body) if isinstance(s, Loop)]
+        return max((how.lanes for how in hows if isinstance(how, Lanes) and scratch in how.expanded), default=1)
 
     def names(self, body: Sequence[Statement]) -> tuple[CppNames, list[str]]:
         """The names in a region, and the lines that declare them."""
@@ -83,7 +88,7 @@ class KernelLayout:
             if len(users) != 1 or not any(users[0] is s for s in body):
                 continue
             kind, name, span = memory_type(buffer.dtype), self.pointers[buffer.name], _span(buffer)
-            elements = mul(span, self.plan.spread(buffer.name))
+            elements = mul(span, self._spread(buffer.name))
             if isinstance(elements, int) and elements * buffer.dtype.itemsize <= room:
                 room -= elements * buffer.dtype.itemsize
                 lines.append(f"alignas(64) {kind} {name}[{max(elements, 1)}];")

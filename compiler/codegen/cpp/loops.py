@@ -1,4 +1,4 @@
-"""Writes loops, folds and stores as C++, as the plan says."""
+"""Writes loops, folds and stores as C++, in the lanes that loops carry."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from ...ir.dependence import Sources
 from ...ir.index.bounds import bounds
 from ...ir.index.index import Var, mul
 from ...ir.kernel import Assign, Fold, Loop, Statement, Update
+from ...ir.lanes import Lanes, LoopTile, Turned
 from ...ir.program import Reduction
 from ...ir.reducers import REDUCERS
 from ...ir.value import Guarded, Load, Op, Result, Value, operands, walk
-from .plan import Lanes, LoopPlan, LoopTile
 from .reductions import Accumulators
 from .stores import exclusive, write_store
-from .turned import Turned
 from .value_text import CppValues, Vectors, depends_on, may_fail
 from .woven import woven
 
@@ -30,12 +29,12 @@ class Loops:
 
     Args:
         out: writes values.
-        plan: the strategies of loops.
+        apart: whether functions transpose rows (`are_apart`).
         parallel: variables of loops whose iterations several threads run. Stores to the same element are then atomic.
     """
 
-    def __init__(self, out: CppValues, plan: LoopPlan, parallel: frozenset[Var] = frozenset()) -> None:
-        self._out, self._plan, self._parallel = out, plan, parallel
+    def __init__(self, out: CppValues, apart: bool, parallel: frozenset[Var] = frozenset()) -> None:
+        self._out, self._rows_apart, self._parallel = out, apart, parallel
         self._writer = out.writer
         self._folds: dict[str, Accumulators] = {}
         self._around: Fold | None = None  # the fold that is being written
@@ -67,7 +66,7 @@ class Loops:
         whole = end is None
         end = self._out.at(loop.var.extent) if end is None else end
         self._writer.forget(depends_on(self._out.dependence, _changed(loop)))
-        strategy = self._plan.of(loop) if self._out.vectors is None else None
+        strategy = loop.lanes if self._out.vectors is None else None
         if isinstance(strategy, LoopTile):
             self._tiles(loop, strategy, begin, end)
             return
@@ -75,9 +74,8 @@ class Loops:
         if isinstance(strategy, Lanes):
             self._lanes(loop, strategy, begin, end, whole)
             return
-        turned = self._plan.turned(loop) if self._out.vectors is not None and not self._out.mask else None
-        if turned is not None:
-            self._in_rows(loop, turned, begin, end)
+        if isinstance(loop.lanes, Turned) and self._out.vectors is not None and not self._out.mask:
+            self._in_rows(loop, loop.lanes, begin, end)
             return
         name = self._named(loop.var)
         with self._writer.block(f"for (i64 {name} = {begin}; {name} < {end}; ++{name})"):
@@ -121,9 +119,10 @@ class Loops:
 
     def _tiles(self, loop: Loop, tile: LoopTile, begin: str, end: str) -> None:
         """Square tiles: transposed loads pass through registers or through memory on the stack, row by row."""
-        lanes, block, column = tile.lanes, self._writer.fresh("v"), self._named(tile.inner.var)
-        self._out.prepare(tile.inner.var.extent)
-        limit, fixed = self._out.at(tile.inner.var.extent), tile.inner.var.extent
+        inner = _inner(loop)
+        lanes, block, column = tile.lanes, self._writer.fresh("v"), self._named(inner.var)
+        self._out.prepare(inner.var.extent)
+        limit, fixed = self._out.at(inner.var.extent), inner.var.extent
         step = lanes * tile.copies
         with self._writer.block(f"for (i64 {block} = {begin}; {block} < {end}; {block} += {step})"):
             last = self._writer.define("i64", f"least<i64>({block} + {step}, {end})")
@@ -139,7 +138,7 @@ class Loops:
         row = self._named(loop.var)
         with self._writer.block(f"for (i64 {row} = {first}; {row} < {last}; {row} += {tile.lanes})"):
             rows = self._writer.define("i64", f"least<i64>({tile.lanes}, {last} - {row})")
-            if not tile.unrolled or self._plan.apart or columns != f"{tile.lanes}":
+            if not tile.unrolled or self._rows_apart or columns != f"{tile.lanes}":
                 self._tile(loop, tile, rows, columns)
                 return
             if isinstance(loop.var.extent, int) and loop.var.extent < tile.lanes:
@@ -153,7 +152,7 @@ class Loops:
     def _whole_tile(self, loop: Loop, tile: LoopTile, count: int) -> None:
         """A tile in registers: its only load is transposed there, and its `count` rows are written one by one."""
         (load,), lanes, first = tile.loads, tile.lanes, self._out.names.variables[loop.var]
-        kind, address, step = self._turned(load, tile)
+        kind, address, step = self._turned(load, loop, tile)
         rows, at = self._writer.fresh(), self._writer.fresh("v")
         self._writer.line(f"V<Raw<{kind}>, {lanes}> {rows}[{lanes}];")
         suffix, left = ("", "") if count == lanes else ("_if", f", {count}")
@@ -161,37 +160,38 @@ class Loops:
         self._writer.line(f"#pragma GCC unroll {count}")
         with self._writer.block(f"for (int {at} = 0; {at} < {count}; ++{at})"):
             self._writer.line(f"const i64 {self._named(loop.var)} = {first} + {at};")
-            self._row(tile, {load: f"Codec<{kind}>::up_lanes<{lanes}>({rows}[{at}])"}, None)
+            self._row(loop, tile, {load: f"Codec<{kind}>::up_lanes<{lanes}>({rows}[{at}])"}, None)
         self._out.names.variables[loop.var] = first
 
-    def _row(self, tile: LoopTile, turned: dict[Load, str], mask: str | None) -> None:
-        vectors = Vectors(tile.inner.var, tile.lanes, 1, varying_in(tile.inner, frozenset()), tiles=turned)
-        self._with(vectors, mask, lambda: self.block(tile.inner.body))
+    def _row(self, loop: Loop, tile: LoopTile, turned: dict[Load, str], mask: str | None) -> None:
+        inner = _inner(loop)
+        vectors = Vectors(inner.var, tile.lanes, 1, varying_in(inner, frozenset()), tiles=turned)
+        self._with(vectors, mask, lambda: self.block(inner.body))
 
     def _tile(self, loop: Loop, tile: LoopTile, rows: str, columns: str) -> None:
         lanes, first = tile.lanes, self._out.names.variables[loop.var]
-        memory = {load: self._transposed(load, tile, rows, columns) for load in tile.loads}
+        memory = {load: self._transposed(load, loop, tile, rows, columns) for load in tile.loads}
         row = self._named(loop.var)
         with self._writer.block(f"for (i64 {row} = {first}; {row} < {first} + {rows}; ++{row})"):
             turned = {load: f"load<{lanes}>({name} + ({row} - {first}) * {lanes})" for load, name in memory.items()}
             mask = None
             if columns != f"{lanes}":
                 mask = self._writer.define(f"V<i32, {lanes}>", f"first<{lanes}>({columns})")
-            self._row(tile, turned, mask)
+            self._row(loop, tile, turned, mask)
         self._out.names.variables[loop.var] = first
 
-    def _transposed(self, load: Load, tile: LoopTile, rows: str, columns: str) -> str:
+    def _transposed(self, load: Load, loop: Loop, tile: LoopTile, rows: str, columns: str) -> str:
         lanes, name = tile.lanes, self._writer.fresh()
-        kind, address, step = self._turned(load, tile)
+        kind, address, step = self._turned(load, loop, tile)
         self._writer.line(f"alignas(64) {kind} {name}[{lanes * lanes}];")
         self._writer.line(f"load_tile<{lanes}>({name}, {address}, {step}, {columns}, {rows});")
         return name
 
-    def _turned(self, load: Load, tile: LoopTile) -> tuple[str, str, str]:
+    def _turned(self, load: Load, loop: Loop, tile: LoopTile) -> tuple[str, str, str]:
         """The source of a transposed load: type, address of its first element, number of elements between columns."""
         offset = load.indices[0]
         self._out.prepare(offset)
-        step = self._out.at(self._out.dependence.stride(offset, tile.inner.var, tile.lanes))
+        step = self._out.at(self._out.dependence.stride(offset, _inner(loop).var, tile.lanes))
         kind = f"Bare<decltype(*{self._out.names.buffers[load.buffer]})>::type"
         return kind, self._out.address(load.buffer, offset), step
 
@@ -220,7 +220,7 @@ class Loops:
         around = self._out.vectors
         assert around is not None
         lanes, (suffix, left) = around.lanes, ("", "") if count == around.lanes else ("_if", f", {count}")
-        suffix += "_apart" if self._plan.apart else ""
+        suffix += "_apart" if self._rows_apart else ""
         loads = {load: self._rows(load.buffer, load.indices[0], lanes) for load in turned.loads}
         stores = {store: self._rows(store.buffer, store.indices[0], lanes) for store in turned.stores}
         for rows, address, step, _ in loads.values():
@@ -288,7 +288,7 @@ class Loops:
     def _shape(self, fold: Fold) -> tuple[int | None, int]:
         if self._out.vectors is not None:
             return self._out.vectors.lanes, self._out.vectors.copies
-        return shape_of(self._plan, fold)
+        return shape_of(fold)
 
     def _current(self, state: Accumulators) -> None:
         """Within the block, updates go to `state`, and partial results are read from it."""
@@ -336,7 +336,7 @@ class Loops:
         If there are very many runs, groups of runs are folded apart too.
         """
         inner, trips = _trips_inside(loop), _trips(loop)
-        lanes = self._plan.of(loop) if self._out.vectors is None else None
+        lanes = loop.lanes if self._out.vectors is None else None
         step = lanes.lanes * lanes.copies if isinstance(lanes, Lanes) else 1
         run = _run_of(t.reduction for t in totals) or 1
         each = max(1, run // max(1, inner if inner is not None else run)) * step
@@ -392,17 +392,24 @@ class Loops:
         return runs or not any(map(may_fail, walk([value])))
 
 
+def _inner(loop: Loop) -> Loop:
+    """The loop that a loop is tiled with."""
+    (inner,) = loop.body
+    assert isinstance(inner, Loop), inner
+    return inner
+
+
 def varying_in(loop: Loop, expanded: frozenset[str]) -> Sources:
     """The values that differ from lane to lane in a loop in lanes."""
     folds = {("result", r.name) for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions}
     return frozenset({loop.var, *folds, *(("buffer", name) for name in expanded)})
 
 
-def shape_of(plan: LoopPlan, fold: Fold) -> tuple[int | None, int]:
+def shape_of(fold: Fold) -> tuple[int | None, int]:
     """The lanes and copies of the accumulators of a fold whose own loop is not in lanes."""
     names = {r.name for r in fold.reductions}
     inside = [s for s in statements(fold.body) if isinstance(s, Loop) and names & updated(s.body).keys()]
-    found = [s for loop in inside if isinstance(s := plan.of(loop), Lanes)]
+    found = [s for loop in inside if isinstance(s := loop.lanes, Lanes)]
     return (found[0].lanes, max(s.copies for s in found)) if found else (None, 1)
 
 

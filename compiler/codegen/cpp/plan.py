@@ -9,7 +9,7 @@ for i: fold (for j: update with x[768*i+j])   ->  j in several vectors at a time
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd
 from typing import Any
 
@@ -20,6 +20,7 @@ from ...ir.dependence import Dependence, Sources
 from ...ir.index.bounds import bounds
 from ...ir.index.index import Var, sub, terms
 from ...ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
+from ...ir.lanes import Lanes, LoopTile, Turned
 from ...ir.ops import OPS
 from ...ir.program import Store
 from ...ir.reducers import REDUCERS
@@ -28,7 +29,7 @@ from .dtypes import lane_bytes
 from .short_rows import rows_pay
 from .stores import is_widened
 from .target import InstructionSet
-from .turned import APART, NEAR, Turned, is_row, turned_inside
+from .turned import NEAR, is_row, turned_inside
 from .woven import in_turns
 
 _ACCUMULATORS = 4  # number of independent vectors of a fold, whose latencies overlap
@@ -39,35 +40,6 @@ _SCATTERED = 2  # number of contiguous accesses that take as long as one scatter
 _TOO_SHORT = 100  # the same for a loop that fills no vector; larger than the number of accesses of any loop
 _UNROLLED = 12  # number of operations up to which a tile is written row by row
 SMALL = 24  # number of operations of a loop's body up to which a fold has all its accumulators
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """A loop whose iterations are computed `lanes` at a time, in `copies` vectors one after the other.
-
-    Args:
-        expanded: scratch buffers that hold one element for each lane in place of each element.
-    """
-
-    lanes: int
-    copies: int = 1
-    expanded: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class LoopTile:
-    """A loop that is tiled together with the vector loop `inner` in its body; `loads` are contiguous along the outer.
-
-    Tiles have `lanes` rows and columns. `copies` tiles of one column precede the next column of tiles, so every page
-    and cache line of the source is visited once rather than `copies` times. If `unrolled`, the rows of a tile are
-    written one by one from registers, which is done if it is little code.
-    """
-
-    lanes: int
-    inner: Loop
-    loads: tuple[Load, ...]
-    copies: int
-    unrolled: bool
 
 
 Strategy = Lanes | LoopTile
@@ -95,16 +67,18 @@ class LoopPlan:
         """The accesses that a loop inside a loop in lanes makes row by row."""
         return self._turned.get(id(loop))
 
-    @property
-    def apart(self) -> bool:
-        """Whether rows are transposed by functions, and loops over them kept: with more, compiling takes minutes."""
-        tiles = [s for s in self._strategies.values() if isinstance(s, LoopTile) and s.unrolled]
-        return len(tiles) + sum(len(rows.loads) + len(rows.stores) for rows in self._turned.values()) > APART
+    def planned(self, body: tuple[Statement, ...], inside: bool = False) -> tuple[Statement, ...]:
+        """Statements of the kernel whose loops carry their strategies; `inside`: of a loop in lanes."""
+        return tuple(self._planned(statement, inside) for statement in body)
 
-    def spread(self, scratch: str) -> int:
-        """The factor by which a scratch buffer is expanded: the number of lanes, or 1."""
-        found = [s.lanes for s in self._strategies.values() if isinstance(s, Lanes) and scratch in s.expanded]
-        return max(found, default=1)
+    def _planned(self, statement: Statement, inside: bool) -> Statement:
+        if isinstance(statement, Loop):
+            how = self.turned(statement) if inside else self.of(statement)
+            body = self.planned(statement.body, inside or isinstance(how, Lanes))
+            return replace(statement, body=body, lanes=how)
+        if isinstance(statement, Fold):
+            return replace(statement, body=self.planned(statement.body, inside))
+        return statement
 
     def _visit(self, statement: Statement) -> None:
         if isinstance(statement, Fold):
@@ -324,7 +298,7 @@ class LoopPlan:
         tall = high is None or high >= _TALL
         copies = _COPIES if tall else max(self._below(load, inner.var, found.lanes) for load in loads)
         unrolled = len(loads) == 1 and sum(map(weight_of, set(values(inner.body)))) <= _UNROLLED
-        self._strategies[id(loop)] = LoopTile(found.lanes, inner, tuple(loads), copies, unrolled)
+        self._strategies[id(loop)] = LoopTile(found.lanes, tuple(loads), copies, unrolled)
         return True
 
     def _below(self, load: Load, inner: Var, lanes: int) -> int:

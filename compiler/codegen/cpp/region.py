@@ -34,7 +34,7 @@ class RegionFunction:
         names, self._lines = layout.names(body)
         self._writer = Writer()
         self._out = CppValues(self._writer, names, layout.dependence)
-        self._loops = Loops(self._out, layout.plan, parallel)
+        self._loops = Loops(self._out, layout.apart, parallel)
 
     def text(self) -> str:
         """The text of the function, after one of the methods below has written its body."""

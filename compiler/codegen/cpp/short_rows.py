@@ -15,11 +15,12 @@ from ...ir.accesses import accesses, loop_variables, roots, updated, values
 from ...ir.dependence import Dependence
 from ...ir.index.bounds import bounds
 from ...ir.kernel import Fold, Loop, Statement
+from ...ir.lanes import Turned
 from ...ir.ops import OPS
 from ...ir.program import Store
 from ...ir.reducers import REDUCERS
 from ...ir.value import Load, Op, Value, walk
-from .turned import ANYWHERE, APART, Turned
+from .turned import ANYWHERE, APART
 
 _JOINS = 16  # cost of joining the lanes of a fold, in cheap operations
 _ALONE = 10  # the same for the only fold of a row, of one component: joins of several rows overlap

@@ -14,8 +14,9 @@ from typing import Any
 from ...ir.accesses import values
 from ...ir.dependence import Dependence
 from ...ir.kernel import Kernel, Loop, Statement
+from ...ir.lanes import LoopTile
 from ...ir.value import Load
-from .plan import LoopPlan, LoopTile
+from .plan import LoopPlan
 from .short_loops import parallel_chain
 from .target import InstructionSet
 from .turned import ANYWHERE

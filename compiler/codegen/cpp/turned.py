@@ -6,29 +6,20 @@ lanes of i: for j: y[96*i + j] = f(i, j)   ->   for 16 j at a time: 16 vectors o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...ir.accesses import accesses, statements, stored_buffers, values
 from ...ir.dependence import Dependence
 from ...ir.index.bounds import bounds
 from ...ir.index.index import Var
-from ...ir.kernel import Assign, Loop, Update
-from ...ir.program import Store
+from ...ir.kernel import Assign, Loop, Statement, Update
+from ...ir.lanes import LoopTile, Turned
 from ...ir.value import Guarded, Load
 
 NEAR = 4  # distance of lanes, in elements, up to which whole vectors are read and lanes are selected from them
 APART = 4  # blocks of rows of one kernel up to which each is transposed by code of its own
 _LEAST = 5  # elements of a row from which on blocks of rows are transposed although no row fills a vector
 ANYWHERE = 1 << 40  # a stride that holds for this many lanes holds for any offset
-
-
-@dataclass(frozen=True)
-class Turned:
-    """The accesses of a loop that are made as rows along it, while an outer loop runs in lanes."""
-
-    loads: tuple[Load, ...]
-    stores: tuple[Store, ...]
 
 
 def turned(loop: Loop, lane: Var, lanes: int, dependence: Dependence) -> Turned | None:
@@ -76,3 +67,10 @@ def turned_inside(loop: Loop, lanes: int, dependence: Dependence) -> dict[int, T
     inner: Sequence[Loop] = [s for s in statements(loop.body) if isinstance(s, Loop)] if loop.parallel else []
     found = {id(s): turned(s, loop.var, lanes, dependence) for s in inner}
     return {key: made for key, made in found.items() if made is not None}
+
+
+def are_apart(body: Sequence[Statement]) -> bool:
+    """Whether rows are transposed by functions, and loops over them kept: with more, compiling takes minutes."""
+    hows = [s.lanes for s in statements(body) if isinstance(s, Loop)]
+    tiles = sum(isinstance(how, LoopTile) and how.unrolled for how in hows)
+    return tiles + sum(len(how.loads) + len(how.stores) for how in hows if isinstance(how, Turned)) > APART

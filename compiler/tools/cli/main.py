@@ -195,9 +195,10 @@ def code(
     model: TargetOptions,
     backend: CompileOptions,
     stage: Annotated[
-        Literal["all", "graph", "normal", "program", "fusion", "kernels", "c++", "source"],
+        Literal["all", "graph", "normal", "program", "fusion", "kernels", "lanes", "c++", "triton", "source"],
         typer.Option(
-            help="Graphs, the program as rules see it, loop program, fusion log, kernels, their C++, or the wrapper."
+            help="Graphs, the program as rules see it, loop program, fusion log, kernels, those of a CPU in lanes, "
+            "their C++ or Triton, or the wrapper."
         ),
     ] = "all",
     standalone: Annotated[

@@ -1,6 +1,7 @@
 """Small programs through all stages, as text, for a look at what a change changes: `golden/texts.txt`.
 
-schedule: the kernels as loop IR, for a CPU; avx2: their bodies in C++; launches, triton: the same programs for a GPU
+schedule, lanes: the kernels as loop IR, for a CPU, and as they are planned for it; avx2: their bodies in C++
+launches, triton: the same programs for a GPU
 """
 
 import pytest
@@ -11,7 +12,7 @@ from support.golden import with_pinned_torch
 from support.lowering import trace
 from support.triton_kernels import kernel_source
 
-from regraft.compiler.codegen.cpp.kernel_text import kernel_text
+from regraft.compiler.codegen.cpp.kernel_text import kernel_text, planned
 from regraft.compiler.codegen.cpp.target import target
 from regraft.compiler.ir import printer
 from regraft.compiler.lowering import lower
@@ -35,6 +36,7 @@ def texts(name):
     kernels = schedule(program, target=CPU).kernels
     if name in SCHEDULED:
         yield "schedule", "\n".join(map(printer.kernel_text, kernels))
+        yield "lanes", "\n".join(printer.kernel_text(planned(kernel, target("avx2"))) for kernel in kernels)
     yield "avx2", "\n".join(kernel_text(kernel, target("avx2")) for kernel in kernels)
     kernels = schedule(program, target=GPU).kernels
     if name in SCHEDULED:

@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from support.lowering import trace
 
-from regraft.compiler.codegen.cpp.kernel_text import kernel_text, prepared
-from regraft.compiler.codegen.cpp.plan import LoopPlan, LoopTile
+from regraft.compiler.codegen.cpp.kernel_text import kernel_text
+from regraft.compiler.codegen.cpp.kernel_text import planned as cpp_planned
 from regraft.compiler.codegen.cpp.target import target
-from regraft.compiler.ir.dependence import Dependence
 from regraft.compiler.ir.kernel import Fold, Loop
+from regraft.compiler.ir.lanes import LoopTile, Turned
+from regraft.compiler.ir.verify_lanes import lane_findings
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import CPU, schedule
 
@@ -89,8 +90,7 @@ PROGRAMS = {
 
 def planned(kernel, name="avx512"):
     """Loops with their lanes, then how memory is touched."""
-    kernel, lines = prepared(kernel, target(name)), []
-    plan = LoopPlan(kernel, target(name), Dependence())
+    made, lines = cpp_planned(kernel, target(name)), []
 
     def visit(statement, depth):
         if isinstance(statement, Loop):
@@ -103,7 +103,7 @@ def planned(kernel, name="avx512"):
             visit(inner, depth + 1)
 
     def how(loop):
-        found = plan.of(loop)
+        found = loop.lanes if not isinstance(loop.lanes, Turned) else None
         if isinstance(found, LoopTile):
             return f": tiles of {found.lanes} x {found.lanes}, {found.copies} of them below each other"
         return (
@@ -112,7 +112,7 @@ def planned(kernel, name="avx512"):
             else f": {found.lanes} lanes" + f", {found.copies} vectors at a time" * (found.copies > 1)
         )
 
-    for statement in kernel.body:
+    for statement in made.body:
         visit(statement, 0)
     body = kernel_text(kernel, target(name)).partition('extern "C"')[0]
     steps = sorted(set(re.findall(r"strided\w*<\d+>\([^;]*?, (\d+)ll\)", body)), key=int)
@@ -127,6 +127,14 @@ def kernels(name):
 
 def test_loops_with_lanes(golden):
     golden.check({name: "\n".join(line for kernel in kernels(name) for line in planned(kernel)) for name in PROGRAMS})
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_lanes_and_threads_are_legal(name):
+    for kernel in kernels(name):
+        for instructions in ("avx512", "avx2", "generic", "scalar"):
+            made = cpp_planned(kernel, target(instructions))
+            assert len(made.threads) == len(made.body) and not list(lane_findings(made))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -8,7 +8,7 @@ import torch
 from support.kernels import avx512_text, compiled_agrees, flat_buffer, one_unit, run_compiled
 from support.thorough import one_row_in
 
-from regraft.compiler.codegen.cpp import plan
+from regraft.compiler.codegen.cpp import turned
 from regraft.compiler.codegen.cpp.build import source_of
 from regraft.compiler.codegen.cpp.compiler import compile_all
 from regraft.compiler.codegen.cpp.kernel_text import kernel_text
@@ -97,7 +97,7 @@ def test_kernels_with_many_rows_transpose_by_functions():
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_functions_transpose_all_sizes(sizes, monkeypatch):
-    monkeypatch.setattr(plan, "APART", 0)
+    monkeypatch.setattr(turned, "APART", 0)
     x, row, column = numbers(*sizes), torch.randn(sizes[0]), torch.randn(sizes[1], 1)
     compiled_agrees(lambda x, r, c: ((x.t() - r) * c, x.cumsum(-1), (x * r[:, None]).softmax(-1)), x, row, column)
 
