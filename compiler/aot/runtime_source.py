@@ -74,6 +74,30 @@ template <class... Args> Stack call(const c10::OperatorHandle& op, Args&&... arg
 c10::IValue none() { return c10::IValue(); }
 c10::Device cpu() { return c10::Device(c10::DeviceType::CPU); }
 std::string text(const char* given) { return given; }
+
+// Messages are joined here, not by streams, as c10::str does: those of a C++ library that a compiler links into the
+// artifact do not know the locales of the one that torch has loaded.
+std::string word(const char* given) { return given; }
+std::string word(const std::string& given) { return given; }
+std::string word(at::ScalarType dtype) { return c10::toString(dtype); }
+std::string word(const c10::Device& device) { return device.str(); }
+std::string word(at::Layout layout) {
+  return layout == at::kSparse ? "Sparse" : layout == at::kMkldnn ? "Mkldnn" : layout == at::kJagged ? "Jagged"
+                                                                                                      : "SparseRows";
+}
+template <class T, class = std::enable_if_t<std::is_integral_v<T>>> std::string word(T number) {
+  return std::to_string(number);
+}
+std::string word(Sizes sizes) {
+  std::string made = "[";
+  for (size_t k = 0; k < sizes.size(); ++k) made += (k ? ", " : "") + std::to_string(sizes[k]);
+  return made + "]";
+}
+template <class... Args> std::string said(const Args&... args) {
+  std::string made;
+  ((made += word(args)), ...);
+  return made;
+}
 c10::List<int64_t> whole_list(Items<int64_t> items) { return c10::List<int64_t>(items); }
 c10::List<double> real_list(Items<double> items) { return c10::List<double>(items); }
 c10::List<bool> truth_list(Items<bool> items) { return c10::List<bool>(items); }
@@ -180,49 +204,52 @@ void launch(void (*kernel)(void**, const long long*, Runtime*), void** pointers,
   kernel(pointers, sizes, &runtime);
   if (!runtime.kind) return;
   if (runtime.kind == 2) divided_by_zero();
-  TORCH_CHECK_INDEX(false, "index ", runtime.index, " is out of bounds for dimension with size ", runtime.size);
+  TORCH_CHECK_INDEX(false, said("index ", runtime.index, " is out of bounds for dimension with size ", runtime.size));
 }
 
 void relied_on(const at::Tensor& tensor, int64_t dim, int64_t size) {
-  TORCH_CHECK(tensor.size(dim) == size, "Runtime assertion failed: dimension ", dim, " has size ", tensor.size(dim),
-              ", not ", size, ", as the program relies on");
+  TORCH_CHECK(tensor.size(dim) == size,
+              said("Runtime assertion failed: dimension ", dim, " has size ", tensor.size(dim),
+              ", not ", size, ", as the program relies on"));
 }
 
 at::Tensor given(const c10::IValue& value, const char* name, at::ScalarType dtype, int64_t dims) {
-  TORCH_CHECK_VALUE(value.isTensor() && value.toTensor().defined(), "input '", name, "' must be a tensor, not ",
-                    value.tagKind());
+  TORCH_CHECK_VALUE(value.isTensor() && value.toTensor().defined(), said("input '", name, "' must be a tensor, not ",
+                    value.tagKind()));
   const at::Tensor& tensor = value.toTensor();
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), "input '", name, "' is on ", tensor.device(), "; it must be on the CPU");
-  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "input '", name, "' has layout ", tensor.layout(),
-                    ", not strided");
-  TORCH_CHECK_VALUE(tensor.scalar_type() == dtype, "input '", name, "' has dtype ", tensor.scalar_type(),
-                    "; it must be ", dtype);
-  TORCH_CHECK_VALUE(tensor.dim() == dims, "input '", name, "' has ", tensor.dim(), " dims; it must have ", dims);
+  TORCH_CHECK_VALUE(tensor.device().is_cpu(),
+                    said("input '", name, "' is on ", tensor.device(), "; it must be on the CPU"));
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, said("input '", name, "' has layout ", tensor.layout(),
+                    ", not strided"));
+  TORCH_CHECK_VALUE(tensor.scalar_type() == dtype, said("input '", name, "' has dtype ", tensor.scalar_type(),
+                    "; it must be ", dtype));
+  TORCH_CHECK_VALUE(tensor.dim() == dims, said("input '", name, "' has ", tensor.dim(), " dims; it must have ", dims));
   return tensor.is_neg() || tensor.is_conj() ? tensor.resolve_conj().resolve_neg() : tensor;
 }
 int64_t given_number(const c10::IValue& value, const char* name) {
-  TORCH_CHECK_VALUE(value.isInt(), "input '", name, "' must be an integer, not ", value.tagKind());
+  TORCH_CHECK_VALUE(value.isInt(), said("input '", name, "' must be an integer, not ", value.tagKind()));
   return value.toInt();
 }
 void is_size(const at::Tensor& tensor, const char* name, int64_t dim, int64_t size, const char* why) {
-  TORCH_CHECK_VALUE(tensor.size(dim) == size, "input '", name, "': dim ", dim, " is ", tensor.size(dim),
-                    "; it must be ", size, why);
+  TORCH_CHECK_VALUE(tensor.size(dim) == size, said("input '", name, "': dim ", dim, " is ", tensor.size(dim),
+                    "; it must be ", size, why));
 }
 void in_range(int64_t size, const char* what, int64_t low, int64_t high) {
   if (size >= low && size <= high) return;
   const char* why = size == 0 && low == 1 ? " (dynamic dims of size 0 are not compiled ahead of time)" : "";
-  TORCH_CHECK_VALUE(high == INT64_MAX, what, " is ", size, "; it must be from ", low, " to ", high, why);
-  TORCH_CHECK_VALUE(false, what, " is ", size, "; it must be at least ", low, why);
+  TORCH_CHECK_VALUE(high == INT64_MAX, said(what, " is ", size, "; it must be from ", low, " to ", high, why));
+  TORCH_CHECK_VALUE(false, said(what, " is ", size, "; it must be at least ", low, why));
 }
 void holds(bool condition, const char* what) {
-  TORCH_CHECK_VALUE(condition, "the inputs' sizes do not meet a condition that the program was compiled for: ", what);
+  TORCH_CHECK_VALUE(condition,
+                    said("the inputs' sizes do not meet a condition that the program was compiled for: ", what));
 }
 void unchanged(const c10::IValue& value, const char* name, Sizes strides) {
   const at::Tensor& tensor = value.toTensor();
-  TORCH_CHECK_VALUE(!tensor.is_neg() && !tensor.is_conj(), "input '", name,
-                    "' is written by the program, and must not be a view of negated or conjugate numbers");
-  TORCH_CHECK_VALUE(lies(tensor, strides), "input '", name, "' is written by the program, and must have strides ",
-                    strides, ", not ", tensor.strides());
+  TORCH_CHECK_VALUE(!tensor.is_neg() && !tensor.is_conj(), said("input '", name,
+                    "' is written by the program, and must not be a view of negated or conjugate numbers"));
+  TORCH_CHECK_VALUE(lies(tensor, strides), said("input '", name, "' is written by the program, and must have strides ",
+                    strides, ", not ", tensor.strides()));
 }
 const char* end_of(const at::Tensor& tensor) {
   int64_t last = 0;
@@ -254,8 +281,8 @@ void apart(const at::Tensor& written, const char* name, const at::Tensor& other,
   if (!written.numel() || !other.numel()) return;
   const char *begin = (const char*)written.const_data_ptr(), *start = (const char*)other.const_data_ptr();
   const bool met = end_of(written) > start && end_of(other) > begin && !interleaved(written, other, start - begin);
-  TORCH_CHECK_VALUE(!met, "input '", name,
-                    "' is written by the program, and must not share memory with input '", beside, "'");
+  TORCH_CHECK_VALUE(!met, said("input '", name,
+                    "' is written by the program, and must not share memory with input '", beside, "'"));
 }
 }  // namespace
 """.replace("NUMBERS", NUMBERS)
@@ -269,27 +296,27 @@ static const char MAGIC[16] = "REGRAFT-AOT-001";
 
 std::unique_ptr<Model> opened(const char* path) {
   const char* missing = missing_instructions();
-  TORCH_CHECK(!missing, "this machine's processor lacks ", missing, ", which ", path, " was compiled for");
+  TORCH_CHECK(!missing, said("this machine's processor lacks ", missing, ", which ", path, " was compiled for"));
   const int file = open(path, O_RDONLY | O_CLOEXEC);
-  TORCH_CHECK(file >= 0, path, " cannot be opened: ", strerror(errno));
+  TORCH_CHECK(file >= 0, said(path, " cannot be opened: ", strerror(errno)));
   struct Closing { int file; ~Closing() { close(file); } } closing{file};
   struct stat about;
   Footer at;
   TORCH_CHECK(!fstat(file, &about) && about.st_size >= (off_t)sizeof at &&
               pread(file, &at, sizeof at, about.st_size - (off_t)sizeof at) == (ssize_t)sizeof at &&
-              !memcmp(at.magic, MAGIC, sizeof MAGIC), path, " is no whole artifact of regraft");
-  TORCH_CHECK(at.total == (uint64_t)about.st_size, path, " has ", about.st_size, " bytes, but was written with ",
-              at.total);
+              !memcmp(at.magic, MAGIC, sizeof MAGIC), said(path, " is no whole artifact of regraft"));
+  TORCH_CHECK(at.total == (uint64_t)about.st_size, said(path, " has ", about.st_size, " bytes, but was written with ",
+              at.total));
   auto model = std::make_unique<Model>();
   model->manifest.resize(at.manifest_end - at.manifest);
   TORCH_CHECK(pread(file, &model->manifest[0], model->manifest.size(), (off_t)at.manifest) ==
-              (ssize_t)model->manifest.size(), path, " cannot be read");
-  TORCH_CHECK(model->manifest.find("\"" LIBRARY_NAME "\"") != std::string::npos, path,
-              " has changed since its library was loaded into this process");
+              (ssize_t)model->manifest.size(), said(path, " cannot be read"));
+  TORCH_CHECK(model->manifest.find("\"" LIBRARY_NAME "\"") != std::string::npos, said(path,
+              " has changed since its library was loaded into this process"));
   if (at.constants_end > at.constants) {
     model->bytes = at.constants_end - at.constants;
     void* memory = mmap(nullptr, model->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, (off_t)at.constants);
-    TORCH_CHECK(memory != MAP_FAILED, "the constants of ", path, " cannot be mapped: ", strerror(errno));
+    TORCH_CHECK(memory != MAP_FAILED, said("the constants of ", path, " cannot be mapped: ", strerror(errno)));
     model->memory = memory;
   }
   const at::AutoDispatchBelowADInplaceOrView plain;
@@ -376,7 +403,8 @@ EXPORTED void regraft_aot_close(void* model) { delete (Model*)model; }
 EXPORTED const char* regraft_aot_manifest(void* model) { return ((Model*)model)->manifest.c_str(); }
 EXPORTED int regraft_aot_run(void* model, const c10::IValue* inputs, size_t count, std::vector<c10::IValue>* outputs) {
   return guarded([&] {
-    TORCH_CHECK_VALUE(count == strlen(INPUT_KINDS), "the program takes ", strlen(INPUT_KINDS), " inputs, not ", count);
+    TORCH_CHECK_VALUE(count == strlen(INPUT_KINDS),
+                      said("the program takes ", strlen(INPUT_KINDS), " inputs, not ", count));
     outputs->clear();
     forward(*(const Model*)model, inputs, *outputs);
   });

@@ -287,8 +287,9 @@ void failed(const Runtime* at) { throw Failure{*at}; }
 void divided() { throw Divided{}; }
 void refuse(const char* message) { TORCH_CHECK(false, message); }
 void other_size(int64_t dim, int64_t found, int64_t size) {
-  TORCH_CHECK(false, "Runtime assertion failed: dimension ", dim, " has size ", found, ", not ", size,
-              ", as the program relies on");
+  // Joined here: streams of a C++ library that a compiler links statically do not know those of torch.
+  refuse(("Runtime assertion failed: dimension " + std::to_string(dim) + " has size " + std::to_string(found) +
+          ", not " + std::to_string(size) + ", as the program relies on").c_str());
 }
 Api api = {{}, retain, release, size, stride, memory, empty, over, strided, tracked, placed, laid_out, number,
            operator_named, call, python, drop, tensor, item, whole, real, truth, failed, refuse, other_size, divided};

@@ -1,11 +1,13 @@
 """Programs compiled ahead of time, held against eager: in this process, in a new one, in C++."""
 
 import copy
+import itertools
 import json
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +24,9 @@ from regraft.compiler import aot
 from regraft.compiler.aot.artifact import read_manifest
 from regraft.compiler.aot.program import export_model, program_of
 from regraft.compiler.aot.ranges import tightened
-from regraft.compiler.aot.runtime_source import ARTIFACT, HELPERS
+from regraft.compiler.aot.runtime_source import ARTIFACT, ENTRY, HELPERS
 from regraft.compiler.codegen.cpp import can_build, compiler
+from regraft.compiler.codegen.cpp_wrapper import runtime_source as cpp_wrapper
 from regraft.compiler.codegen.cpp_wrapper.emit import CppFunction
 from regraft.compiler.codegen.cpp_wrapper.tables import Tables
 from regraft.compiler.codegen.wrapper.memory_plan import plan_memory
@@ -361,6 +364,43 @@ def test_errors_name_inputs_as_the_module_does(perceptron):
         loaded(torch.randn(3, 5))
     with pytest.raises(TypeError, match="takes 1 positional input, not 0"):
         loaded()
+
+
+@in_thorough_runs
+def test_messages_where_a_compiler_links_its_library_statically(tmp_path, monkeypatch):
+    """Streams of such a library do not know the locales of the one that torch has loaded, and end in a crash."""
+    plain, found = shutil.which("g++"), compiler.find_compiler
+    script = tmp_path / "g++"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *-c*) ;; *) set -- "$@" -static-libstdc++ -static-libgcc;; esac\nexec {plain} "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr("regraft.compiler.aot.build.find_compiler", lambda: replace(found(), path=str(script)))
+    regraft.aot_compile(torch.nn.Linear(4, 4), (torch.randn(3, 4),), tmp_path / "static.rgx")
+    loaded = regraft.load(tmp_path / "static.rgx")
+    with pytest.raises(ValueError, match="input 'input': dim 1 is 5; it must be 4"):
+        loaded(torch.randn(3, 5))
+    with pytest.raises(ValueError, match="has dtype Double; it must be Float"):
+        loaded(torch.randn(3, 4).double())
+
+
+@pytest.mark.parametrize("source", [HELPERS, ENTRY, cpp_wrapper._PYTHON], ids=["helpers", "entry", "wrapper"])
+def test_messages_are_joined_without_streams(source):
+    """torch joins several parts of a message by a stream."""
+    for call in re.finditer(r"TORCH_CHECK\w*(?=\()", source):
+        assert len(arguments_at(source, call.end())) <= 2, source[call.start() : call.start() + 120]
+
+
+def arguments_at(source, begin):
+    """The arguments of a call in C++ whose bracket opens at `begin`."""
+    text, depth, commas, last = re.sub(r'"(?:[^"\\]|\\.)*"', lambda m: "s" * len(m[0]), source[begin:]), 0, [0], 0
+    for last, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 1:
+            commas.append(last)
+        if not depth:
+            break
+    return [text[a + 1 : b] for a, b in itertools.pairwise([*commas, last])]
 
 
 def test_other_devices_and_kinds_are_refused(tmp_path):
