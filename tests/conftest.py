@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,6 +52,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     from support.quiet_torch import GARBAGE
 
     yield
+    if "support.fake_cuda" in sys.modules:
+        sys.modules["support.fake_cuda"].forget()
     GARBAGE.collect()
     left = left_behind()
     assert left is None, f"{item.nodeid} leaves the cache {left} to the tests that follow"

@@ -15,6 +15,7 @@ from typing import Any
 
 STREAM = 77
 _MODULES = ("build", "driver", "launch")
+_USED: list[Any] = []  # the launcher's module, while it has this driver's functions
 
 
 class _Launch(ctypes.Structure):
@@ -73,7 +74,21 @@ def with_fake_driver(monkeypatch: Any, slots: int = 1) -> FakeDriver:
     monkeypatch.setattr(fold_constant_tables, "memory_like", memory_on_cpu)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     launch._module.cache_clear()
+    _USED.append(launch)
     return fake
+
+
+def forget() -> None:
+    """Point the launcher at the machine's own driver again, after a test that had this one."""
+    import torch
+
+    if not _USED:
+        return
+    launch = _USED[0]
+    _USED.clear()
+    launch._module.cache_clear()
+    if torch.cuda.is_available():
+        launch._module()  # its functions are those of kernels that were made before, too
 
 
 def memory_on_cpu(promised: Any, sizes: list[int]) -> Any:
