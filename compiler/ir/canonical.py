@@ -125,7 +125,7 @@ class _Renaming:
         parts = tuple(map(self._part, kernel.parts))
         body = self._body(kernel.body)
         more: dict[str, Any] = {"early": kernel.early, "examples": kernel.examples, "launches": self._launches(kernel)}
-        return Kernel("", params, kernel.sizes, scratch, body, parts=parts, **more)
+        return Kernel("", params, kernel.sizes, scratch, body, parts=parts, shared=kernel.shared, **more)
 
     def _launches(self, kernel: Kernel) -> tuple[Launch, ...]:
         """Launches over the loops of the result."""

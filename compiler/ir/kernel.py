@@ -91,6 +91,8 @@ class Kernel:
         early: whether it may begin before kernels before it have ended: it waits for them by itself (on GPUs).
         examples: what sizes are on the example for which it is compiled, by name: only plans may depend on them.
         launches: how a GPU runs it, a launch for each statement; none if `parts` have them, or for a CPU.
+        shared: the numbers of the parts that share each launch, in the order of their programs; other parts have
+            launches of their own.
         threads: how threads of a CPU share each statement; none before its C++ is planned, or for a GPU.
     """
 
@@ -104,4 +106,5 @@ class Kernel:
     early: bool = False
     examples: tuple[tuple[str, int], ...] = ()
     launches: tuple[Launch, ...] = ()
+    shared: tuple[tuple[int, ...], ...] = ()
     threads: tuple[Threads, ...] = ()

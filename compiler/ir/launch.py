@@ -7,15 +7,17 @@
         fold sum: for j < 768: ...              a program has one iteration of i, and folds 1024 of j at a time
 
 Each statement of a kernel is one launch, over the parallel loops around all of it. A kernel without parallel loops is
-one launch of one program.
+one launch of one program. Parts of a kernel may share a launch: each has programs of its own there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from .index.index import Var
+from .index.index import Var, mul
+from .iteration_space import blocks_of, extent_of
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,14 @@ class Launch:
     def loops(self) -> tuple[Var, ...]:
         """All loops whose iterations programs share."""
         return (*self.outer, *self.blocks.rows, *self.blocks.columns)
+
+    @property
+    def programs(self) -> Any:
+        """The number of programs, an index of sizes."""
+        blocks = self.blocks
+        columns = blocks_of(extent_of(blocks.columns), blocks.column_block) if blocks.columns else 1
+        rows = blocks_of(extent_of(blocks.rows), blocks.row_block) if blocks.rows else 1
+        return mul(mul(columns, rows), extent_of(self.outer))
 
     def over(self, loops: Sequence[Var]) -> Launch:
         """The launch of the same statement with other loops of the same names."""

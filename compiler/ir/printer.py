@@ -75,9 +75,11 @@ def kernel_text(kernel: Kernel) -> str:
     if not kernel.parts:
         lines += _indented([*map(launch_text, kernel.launches), *map(threads_text, kernel.threads)])
         lines += _indented(_body(kernel.body))
-    for part in kernel.parts:
+    launch_of = {number: k for k, shared in enumerate(kernel.shared) for number in shared}
+    for number, part in enumerate(kernel.parts):
         inside = [*map(launch_text, part.launches), *_body(part.body)]
-        lines += [f"    beside the others, {part.name}:", *_indented(_indented(inside))]
+        where = f", in launch {launch_of[number]}" if number in launch_of else ""
+        lines += [f"    beside the others, {part.name}{where}:", *_indented(_indented(inside))]
     return "\n".join(lines) + "\n"
 
 

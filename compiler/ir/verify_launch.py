@@ -22,10 +22,21 @@ def launch_findings(kernel: Kernel) -> Iterator[ProgramFault]:
     if kernel.parts:
         if kernel.launches:
             yield ProgramFault("launch", kernel.name, "has launches of its own beside those of its parts")
+        yield from (ProgramFault("launch", kernel.name, message) for message in _shared(kernel))
         for part in kernel.parts:
             yield from launch_findings(part)
     elif kernel.launches:
         yield from _of_kernel(kernel)
+
+
+def _shared(kernel: Kernel) -> Iterator[str]:
+    for number, count in Counter(number for shared in kernel.shared for number in shared).items():
+        if number not in range(len(kernel.parts)):
+            yield f"there is no part {number}, which shares a launch"
+        elif count > 1:
+            yield f"part {number} is in {count} launches"
+        elif len(kernel.parts[number].launches) != 1:
+            yield f"part {number} shares a launch and has {len(kernel.parts[number].launches)}"
 
 
 def _of_kernel(kernel: Kernel) -> Iterator[ProgramFault]:

@@ -221,7 +221,7 @@ class _LaunchWriter:
         if outer:
             self._body.decode(f"program // {text(mul(column_blocks, row_blocks))}", outer)
         self._copies = self._place_workspaces(row_blocks, column_blocks)
-        return mul(mul(column_blocks, row_blocks), extent_of(outer))
+        return self._launch.programs
 
     def _place_workspaces(self, row_blocks: Any, column_blocks: Any) -> Any:
         """Give every iteration of the programs its own part of each workspace; gives their number."""

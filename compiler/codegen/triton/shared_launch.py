@@ -10,9 +10,7 @@ k0 (2 programs), k1 (1), k2 (3) of one computation, k3 (1) of another      ->
     else:
         KERNEL_part1(program - 6, p3_ptr)
 
-The largest come first, so that small ones fill up what is idle at the end. A computation that has programs enough to
-keep a GPU busy has launches of its own: code for others would take registers and warps from it. Those that only move
-elements take few of either, and share launches with each other (the pieces of a `cat`).
+The kernel knows which parts share a launch. Those that need memory of their own have launches of their own.
 """
 
 from __future__ import annotations
@@ -22,21 +20,14 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...ir.accesses import statements
 from ...ir.canonical import COUNT, beginnings
-from ...ir.kernel import Assign, Kernel, Loop
+from ...ir.kernel import Kernel
 from ...ir.program import Buffer
-from ...ir.value import Load, Op, Value
 from ...schedule.fast_math import with_fast_functions
-from ...schedule.launches.blocks import PROGRAMS_EACH
 from ...schedule.launches.kernel_launches import WHOLE, alike, computation
 from ..kernel_call import evaluate
-from .device import processors_of
 from .kernel_text import LaunchText, launch_texts
 from .writer import TritonWriter
-
-_ARGUMENTS = 480  # of a launch: parameters have 4 KB on devices and drivers of all ages, each takes 8 bytes
-_COMPUTATIONS = 8  # of a launch: each is code, and registers, that all its programs carry
 
 
 @dataclass(frozen=True)
@@ -69,15 +60,15 @@ class _Computation:
     Args:
         text: of the function, with params `p0`, `p1`, ...
         counted: whether it takes the number of iterations, and whether that is a multiple of `WHOLE`.
-        parts: those with most programs first.
-        moves: whether it only moves elements.
+        parts: those of one launch.
+        by_number: all of them, by their numbers in the kernel.
     """
 
     text: LaunchText
     counted: bool
     whole: bool
     parts: tuple[_LaunchPart, ...]
-    moves: bool
+    by_number: Mapping[int, _LaunchPart]
 
     @property
     def programs(self) -> int:
@@ -89,49 +80,52 @@ class _Computation:
 
 
 def shared_launches(kernel: Kernel) -> list[LaunchText]:
-    """The launches of a kernel of independent parts.
+    """The launches of a kernel of independent parts, which knows which of them share one.
 
     Raises:
         UnsupportedDtypeError, UnsupportedStoreError: Triton cannot compute it.
     """
-    made: list[_Computation] = []
-    alone: list[LaunchText] = []
-    for number, found in enumerate(alike(kernel.parts)):
-        one = _computation(kernel.name, number, found)
-        if one is None:
-            alone += [text for part, _ in found for text in _own_launches(kernel, part)]
-        else:
-            made += _within(one, _ARGUMENTS)
-    packed = _packed(sorted(made, key=lambda c: -c.programs), PROGRAMS_EACH * processors_of(kernel))
+    together = {number for shared in kernel.shared for number in shared}
+    groups = alike(kernel.parts)
+    made = [
+        _computation(kernel, number, found) if together >= {k for k, _ in found} else None
+        for number, found in enumerate(groups)
+    ]
+    group_of = {k: number for number, found in enumerate(groups) for k, _ in found}
     buffers = {p.buffer.name: p.buffer for p in kernel.params}
-    shared = [_launch(f"{kernel.name}_{k}", computations, buffers) for k, computations in enumerate(packed)]
-    return [*shared, *(_renamed(one, f"{kernel.name}_own{k}") for k, one in enumerate(alone))]
+    launches = [computations for shared in kernel.shared if (computations := _of_launch(shared, group_of, made))]
+    alone = [k for number, found in enumerate(groups) if made[number] is None for k, _ in found]
+    own = [text for k in alone for text in _own_launches(kernel, kernel.parts[k])]
+    return [
+        *(_launch(f"{kernel.name}_{k}", computations, buffers) for k, computations in enumerate(launches)),
+        *(_renamed(one, f"{kernel.name}_own{k}") for k, one in enumerate(own)),
+    ]
 
 
-def _computation(name: str, number: int, found: Sequence[tuple[Kernel, int | None]]) -> _Computation | None:
-    """The computation of parts that differ in names and iterations only; None where each needs its own launches."""
+def _of_launch(
+    numbers: Sequence[int], group_of: Mapping[int, int], made: Sequence[_Computation | None]
+) -> list[_Computation]:
+    """The computations of one launch, each with its parts there."""
+    parts: dict[int, list[int]] = {}
+    for k in numbers:
+        parts.setdefault(group_of[k], []).append(k)
+    found = ((made[group], own) for group, own in parts.items())
+    return [replace(one, parts=tuple(one.by_number[k] for k in own)) for one, own in found if one is not None]
+
+
+def _computation(kernel: Kernel, group: int, found: Sequence[tuple[int, int | None]]) -> _Computation | None:
+    """The computation of parts that differ in names and iterations only; None where each needs memory of its own."""
     counts = [count for _, count in found]
-    counted = len(set(counts)) > 1
-    chosen = with_fast_functions(computation(found))
-    if len(chosen.launches) != 1:
-        return None
-    (text,) = launch_texts(chosen, [f"{name}_part{number}"], dealt=True)
+    parts = [(kernel.parts[k], count) for k, count in found]
+    (text,) = launch_texts(with_fast_functions(computation(parts)), [f"{kernel.name}_part{group}"], dealt=True)
     if text.workspaces:
         return None
-    parts = [_part(part, count or 0, evaluate(text.programs, {COUNT: count or 0})) for part, count in found]
     multiple = all(count is not None and count % WHOLE == 0 for count in counts)
-    ordered = tuple(sorted(parts, key=lambda part: -part.programs))
-    moves = all(
-        isinstance(s, Loop) or (isinstance(s, Assign) and _is_move(s.store.value)) for s in statements(chosen.body)
-    )
-    return _Computation(text, counted, multiple, ordered, moves)
-
-
-def _is_move(value: Value) -> bool:
-    """Whether a value is an element of memory, converted at most."""
-    while isinstance(value, Op) and value.name == "cast":
-        (value,) = value.args
-    return isinstance(value, Load)
+    by_number = {
+        k: _part(part, count or 0, evaluate(text.programs, {COUNT: count or 0}))
+        for (k, _), (part, count) in zip(found, parts, strict=True)
+    }
+    return _Computation(text, len(set(counts)) > 1, multiple, tuple(by_number.values()), by_number)
 
 
 def _part(kernel: Kernel, count: int, programs: int) -> _LaunchPart:
@@ -149,42 +143,6 @@ def _renamed(launch: LaunchText, name: str) -> LaunchText:
     return LaunchText(
         name, text, launch.params, launch.sizes, launch.workspaces, launch.signature, launch.programs, launch.warps
     )
-
-
-def _within(whole: _Computation, most: int) -> list[_Computation]:
-    """The computation for as many parts at a time as have at most so many pointers, at least one."""
-    groups: list[list[_LaunchPart]] = []
-    names: set[str] = set()
-    for part in whole.parts:
-        more = {part.buffers[int(name[1:])] for name in whole.text.params}
-        if not groups or len(names | more) > most:
-            groups.append([])
-            names = set()
-        groups[-1].append(part)
-        names |= more
-    return [replace(whole, parts=tuple(parts)) for parts in groups]
-
-
-def _packed(computations: Sequence[_Computation], most: int) -> list[list[_Computation]]:
-    """Computations by launch: those with more than so many programs alone, others together as far as there is room.
-
-    Computations of many programs that only move elements are together, and those of few programs with them.
-    """
-    found: list[list[_Computation]] = []
-    rooms: dict[bool, list[_Computation]] = {}  # by whether all only move elements
-    for one in computations:
-        many = one.programs > most
-        if many and not one.moves:
-            found.append([one])
-            continue
-        kind = one.moves and (many or True in rooms)
-        room = rooms.get(kind)
-        names = set[str]().union(*(c.names for c in room or ()), one.names)
-        if room is None or len(room) == _COMPUTATIONS or len(names) > _ARGUMENTS:
-            room = rooms[kind] = []
-            found.append(room)
-        room.append(one)
-    return found
 
 
 # -- text -------------------------------------------------------------------------------------------------------------

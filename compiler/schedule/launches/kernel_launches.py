@@ -4,7 +4,8 @@ k0_relu: for k < 4096 parallel: ...     ->     k0_relu: launch of 256 (k), 8 war
                                                    for k < 4096 parallel: ...
 
 Equal kernels (names apart) are planned once. Parts of one kernel that are the same computation have the same blocks:
-their programs run side by side, so that there are enough of them for all parts together.
+their programs run side by side, so that there are enough of them for all parts together. `sharing.py` says which of
+them share a launch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from ...ir.kernel import Kernel, Loop
 from ...ir.launch import Launch
 from ...ir.program import Extern
 from ..fast_math import with_fast_functions
+from .blocks import PROGRAMS_EACH
 from .plan import launches
+from .sharing import shared
 
 WHOLE = 16  # iterations whose multiples leave no access half outside: a vector of 16 bytes has at most 16 elements
 
@@ -48,12 +51,12 @@ def _devices(kernel: Kernel) -> set[str]:
     return {p.buffer.device.type for p in kernel.params if not p.buffer.scalar}
 
 
-def alike(parts: Sequence[Kernel]) -> list[list[tuple[Kernel, int | None]]]:
-    """Parts of a kernel by computation, each with the number of its iterations; None if that is part of it."""
-    groups: dict[Hashable, list[tuple[Kernel, int | None]]] = {}
-    for part in parts:
+def alike(parts: Sequence[Kernel]) -> list[list[tuple[int, int | None]]]:
+    """The numbers of parts by computation, each with the number of its iterations; None if that is part of it."""
+    groups: dict[Hashable, list[tuple[int, int | None]]] = {}
+    for number, part in enumerate(parts):
         key, count = sized(part, moved=beginnings(part))
-        groups.setdefault((key, count is not None and count % WHOLE == 0), []).append((part, count))
+        groups.setdefault((key, count is not None and count % WHOLE == 0), []).append((number, count))
     return list(groups.values())
 
 
@@ -78,13 +81,18 @@ class _Planner:
         """The kernel with its launches, or those of its parts."""
         if not kernel.parts:
             return replace(kernel, launches=self._launches(canonical(kernel)))
-        made: dict[str, Kernel] = {}
+        made: dict[int, Kernel] = {}
+        together: list[list[int]] = []
         for found in alike(kernel.parts):
-            shared = self._launches(computation(found))
-            for part, _ in found:
-                own = _over(shared, part) if len(shared) == 1 else self._launches(canonical(part))
-                made[part.name] = replace(part, launches=own)
-        return replace(kernel, parts=tuple(made[part.name] for part in kernel.parts))
+            common = self._launches(computation([(kernel.parts[k], count) for k, count in found]))
+            numbers = [k for k, _ in found]
+            for k in numbers:
+                part = kernel.parts[k]
+                own = _over(common, part) if len(common) == 1 else self._launches(canonical(part))
+                made[k] = replace(part, launches=own)
+            together += [numbers] if len(common) == 1 else []
+        parts = tuple(made[k] for k in range(len(kernel.parts)))
+        return replace(kernel, parts=parts, shared=shared(made, together, PROGRAMS_EACH * self._processors))
 
     def _launches(self, kernel: Kernel) -> tuple[Launch, ...]:
         if kernel not in self._known:
@@ -94,8 +102,8 @@ class _Planner:
         return self._known[kernel]
 
 
-def _over(shared: Sequence[Launch], part: Kernel) -> tuple[Launch, ...]:
-    return tuple(launch.over(loops) for launch, (loops, _) in zip(shared, nests(part.body), strict=True))
+def _over(common: Sequence[Launch], part: Kernel) -> tuple[Launch, ...]:
+    return tuple(launch.over(loops) for launch, (loops, _) in zip(common, nests(part.body), strict=True))
 
 
 __all__ = ["WHOLE", "alike", "computation", "planned", "with_launches"]

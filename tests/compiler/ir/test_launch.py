@@ -71,7 +71,25 @@ def test_parts_of_a_kernel_have_their_own():
     assert len(kernel.parts) == 3 and not kernel.launches
     assert len({part.launches[0].blocks.column_block for part in kernel.parts}) == 1  # their programs run together
     assert kernel_text(kernel).count("    launch of ") == 3
+    assert kernel.shared == ((2, 1, 0),) and kernel_text(kernel).count(", in launch 0:") == 3  # most programs first
     assert not verify_kernel(kernel)
+
+
+@pytest.mark.parametrize(
+    ("shared", "message"),
+    [
+        (((0, 1, 3),), "there is no part 3, which shares a launch"),
+        (((0, 1), (1, 2)), "part 1 is in 2 launches"),
+    ],
+)
+def test_launches_that_parts_cannot_share_are_refused(shared, message):
+    (kernel,) = scheduled(lambda *xs: [x.exp() for x in xs], *(torch.empty(n) for n in (10, 700, 30000)))
+    (found,) = launch_findings(replace(kernel, shared=shared))
+    assert found.message == message
+    bare = tuple(replace(part, launches=()) for part in kernel.parts)
+    assert [fault.message for fault in launch_findings(replace(kernel, parts=bare))] == [
+        f"part {k} shares a launch and has 0" for k in (2, 1, 0)
+    ]
 
 
 def test_equal_kernels_have_equal_launches():

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regraft.compiler.codegen.triton import shared_launch as shared
 from regraft.compiler.schedule import GPU, schedule
+from regraft.compiler.schedule.launches import kernel_launches, sharing
 
 from ....support.lowering import lowered
 from ....support.schedules import Builder, number, op
@@ -112,13 +112,13 @@ def test_norms_of_gradients_share_launches():
 
 
 def test_more_pointers_than_a_launch_takes_are_several(monkeypatch):
-    monkeypatch.setattr(shared, "_ARGUMENTS", 7)
+    monkeypatch.setattr(sharing, "_ARGUMENTS", 7)
     sources = interpreted_agrees(momentum, *triples([(16,)] * 5))
     assert launches(sources) == 3
 
 
 def test_computations_that_fill_a_gpu_have_launches_of_their_own(monkeypatch):
-    monkeypatch.setattr(shared, "PROGRAMS_EACH", 0)
+    monkeypatch.setattr(kernel_launches, "PROGRAMS_EACH", 0)
     tensors = [*triples([(600,), (700,)]), *triples([(700,), (600,)], torch.bfloat16)]
     sources = interpreted_agrees(momentum, *tensors, rtol=0.02, atol=0.02)
     assert launches(sources) >= 2
@@ -127,7 +127,7 @@ def test_computations_that_fill_a_gpu_have_launches_of_their_own(monkeypatch):
 @pytest.mark.parametrize("most", [0, 1000])
 def test_pieces_of_one_result_are_one_launch(monkeypatch, most):
     """Whatever they move: their code is a load and a store."""
-    monkeypatch.setattr(shared, "PROGRAMS_EACH", most)
+    monkeypatch.setattr(kernel_launches, "PROGRAMS_EACH", most)
     sources = interpreted_agrees(
         lambda x, y: torch.cat([x, y], 2), torch.randn(4, 3, 50, 64), torch.randn(4, 3, 16, 64)
     )
