@@ -30,7 +30,7 @@ from regraft.compiler.passes.registry import Pass
 from regraft.compiler.templates import TritonTemplateKernel, gpu_passes
 from regraft.compiler.templates.common.cpp_call import Layout
 from regraft.compiler.templates.common.task import task_of
-from regraft.compiler.templates.common.template import Template
+from regraft.compiler.templates.common.template import GpuTemplate
 from regraft.compiler.templates.common.triton_launch import launch_of
 from regraft.rewrites.profit import Always
 from regraft.rewrites.reason import Reason
@@ -187,7 +187,7 @@ def reversal_triton(reversal, lanes):
     return KernelSource(module_text([launch.text]), (launch,))
 
 
-class ReversalTemplate(Template):
+class ReversalTemplate(GpuTemplate):
     """flip(x) * 2  ->  reversal(x)"""
 
     rule, family, option, name = "reversal-template", "reversal", "products", "reversals"

@@ -15,12 +15,12 @@ from torch import fx
 from ..options.fields import KernelOptions
 from .attention.triton_fuse import AttentionTemplate
 from .common.task import Task
-from .common.template import Template
+from .common.template import GpuTemplate
 from .common.template_pass import TemplatePass
 from .convolution.triton_fuse import ConvolutionTemplate
 from .gemm.triton_fuse import ProductTemplate
 
-TEMPLATES: tuple[type[Template], ...] = (AttentionTemplate, ProductTemplate, ConvolutionTemplate)
+TEMPLATES: tuple[type[GpuTemplate], ...] = (AttentionTemplate, ProductTemplate, ConvolutionTemplate)
 """The templates for GPUs, in the order in which they decide."""
 
 
@@ -48,7 +48,7 @@ def fuse_on_gpu(task: Task, do: Callable[..., Any], kernels: KernelOptions) -> N
         do(one.run_all, name=one.template.name)
 
 
-def _begun(template: type[Template], task: Task, taken: frozenset[fx.Node]) -> tuple[TemplatePass, set[fx.Node]]:
+def _begun(template: type[GpuTemplate], task: Task, taken: frozenset[fx.Node]) -> tuple[TemplatePass, set[fx.Node]]:
     """The pass, and the nodes that others leave to it."""
     one = TemplatePass(template(task))
     return one, one.begin(taken)

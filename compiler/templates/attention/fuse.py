@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import fx
 
-from ....rewrites.profit import SWITCHED_OFF, Decision, Oracle, Question
+from ....rewrites.profit import Decision, Oracle
 from ....rewrites.reason import Reason
 from ....rewrites.record import GraphRecord
-from ....rewrites.splice import Original
-from ....rewrites.switches import allowed
-from ...codegen.cpp.dtypes import UnsupportedDtype
-from ...codegen.cpp.errors import CompileFailed, CompilerMissing
 from ..common.cpp_call import Layout, TemplateKernel, lanes, template_kernel
-from ..common.replacing import Copies, replace_by_call
+from ..common.cpu_pass import CANNOT_COMPILE, CpuTemplatePass
+from ..common.task import GraphTask
+from ..common.template import ComparedProgram, Template
 from .bias_layout import with_keys_innermost
 from .cpp import PRELUDE, attention_cpp
 from .cpp_few_queries import MOST_ROWS, few_queries_cpp, is_served
@@ -23,7 +23,7 @@ from .description import Attention
 from .footprint import excluded
 from .grouped import grouped
 from .match import FoundAttention
-from .replacement import RULE, is_on, matched, near_miss, record_decision
+from .replacement import FAMILY, RULE, is_on, matched, record_decision
 
 CANDIDATE = "generated"
 
@@ -39,14 +39,7 @@ def fuse_attention(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRe
     Returns:
         The number of attentions replaced.
     """
-    fusion, fused = _AttentionFusion(graph_module.graph, oracle, record), 0
-    for node in list(graph_module.graph.nodes):
-        found = None if is_on(node, "cuda") else matched(node)
-        if isinstance(found, Reason):
-            record.near_misses.append(near_miss(node, found))
-        elif found is not None:
-            fused += fusion.run(found)
-    return fused
+    return CpuTemplatePass(CpuAttentionTemplate(GraphTask(graph_module.graph, oracle, record))).run_all()
 
 
 def attention_kernel(attention: Attention) -> TemplateKernel:
@@ -61,38 +54,32 @@ def attention_kernel(attention: Attention) -> TemplateKernel:
     return template_kernel("attention", PRELUDE + body, inputs, Layout.of(attention.out.buffer), attention.flops)
 
 
-class _AttentionFusion:
-    def __init__(self, graph: fx.Graph, oracle: Oracle, record: GraphRecord) -> None:
-        self._graph, self._oracle, self._record = graph, oracle, record
-        self._copies = Copies()
+class CpuAttentionTemplate(Template):
+    """Attentions of an inference graph: one kernel each."""
 
-    def run(self, found: FoundAttention) -> bool:
-        """Decide on one attention; returns whether it was replaced."""
-        try:
-            kernel = attention_kernel(with_keys_innermost(found.attention))
-            decision = self._decide(found, kernel)
-            if decision.chosen is not None and not allowed("template", RULE, [*found.nodes, found.output]):
-                decision = SWITCHED_OFF
-            if decision.chosen is not None:
-                kernel.build()
-        except (UnsupportedDtype, CompilerMissing, CompileFailed) as error:
-            code = "score-dtype" if isinstance(error, UnsupportedDtype) else "no-compiler"
-            self._record.near_misses.append(near_miss(found.output, Reason(code, str(error))))
-            return False
-        chosen = decision.chosen is not None
-        record_decision(self._record, found, decision)
-        if chosen:
-            inputs = self._copies.of_all(found.inputs, kernel.inputs)
-            replace_by_call(self._graph, found, inputs, kernel, found.output, RULE)
-        return chosen
+    rule, family, size, dtype_code = RULE, FAMILY, 3, "score-dtype"
+    errors = CANNOT_COMPILE
 
-    def _decide(self, found: FoundAttention, kernel: TemplateKernel) -> Decision:
-        question = Question(
-            rule=RULE,
-            key=kernel.name,
-            inputs=[node.meta["val"] for node in found.inputs],
-            original=Original(found.nodes, found.inputs, [found.output]),
-            candidates={CANDIDATE: kernel},
-            excluded=excluded(found, found.nodes),
-        )
-        return self._oracle.decide(question)
+    def match(self, node: fx.Node) -> FoundAttention | Reason | None:
+        """The attention of a softmax, or of a library's call; nodes on GPUs have none."""
+        return None if is_on(node, "cuda") else matched(node)
+
+    def description(self, found: FoundAttention) -> Attention:
+        """The attention, with biases as the kernel reads them."""
+        return with_keys_innermost(found.attention)
+
+    def candidates(self, described: Attention) -> tuple[str, ...]:  # noqa: ARG002
+        """One kernel."""
+        return (CANDIDATE,)
+
+    def source(self, described: Attention, config: str) -> TemplateKernel:  # noqa: ARG002
+        """The kernel."""
+        return attention_kernel(described)
+
+    def compared(self, found: FoundAttention) -> ComparedProgram:
+        """The nodes of the attention."""
+        return replace(super().compared(found), excluded=lambda: excluded(found, found.nodes))
+
+    def record(self, found: FoundAttention, decision: Decision) -> None:
+        """Record a decision, as one with that of the rule that asked about the same attention."""
+        record_decision(self.task.record, found, decision)

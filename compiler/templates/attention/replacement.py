@@ -8,7 +8,7 @@ from torch import fx
 
 from ....rewrites.profit import Decision
 from ....rewrites.reason import Reason, site_of
-from ....rewrites.record import GraphRecord, NearMiss
+from ....rewrites.record import GraphRecord
 from ..common import records
 from ..common.formula import packet
 from .match import SOFTMAXES, FoundAttention, beside_product, match_attention
@@ -51,8 +51,3 @@ def record_decision(
 def _is_written_by_a_rule(node: fx.Node) -> bool:
     """Whether a rule inserted this attention: the rule's match counts it already."""
     return packet(node) in {*SDPA, *SOFTMAXES} and bool(node.meta.get("regraft_rule"))
-
-
-def near_miss(node: fx.Node, reason: Reason) -> NearMiss:
-    """An attention that the template does not compute, with the reason."""
-    return records.near_miss(RULE, FAMILY, node, reason, size=3)

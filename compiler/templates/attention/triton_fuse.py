@@ -24,7 +24,7 @@ from ..common.formula import packet
 from ..common.order import is_written_by_kernel
 from ..common.questions import CANNOT_COMPILE
 from ..common.task import Task
-from ..common.template import ComparedProgram, Template
+from ..common.template import ComparedProgram, GpuTemplate
 from ..common.triton_call import TritonTemplateKernel
 from .benchmark_inputs import Among, arranged, kept_on_the_way, nodes_after
 from .bias_layout import with_keys_innermost
@@ -54,7 +54,7 @@ class _Described:
     early: bool
 
 
-class AttentionTemplate(Template):
+class AttentionTemplate(GpuTemplate):
     """Attentions of an inference graph; with `thorough`, those without masks and biases are measured too."""
 
     rule, family, option, name = RULE, FAMILY, "attention", "attention"

@@ -1,4 +1,4 @@
-"""The arguments that all passes over the templates of a GPU graph share."""
+"""The arguments that all passes over the templates of a graph share."""
 
 from __future__ import annotations
 
@@ -19,13 +19,25 @@ def nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Task:
-    """A graph in which to put kernels, with the settings for doing so.
+class GraphTask:
+    """A graph in which to put kernels.
 
     Args:
         graph: a graph after autograd, or a joint graph; changed in place.
         oracle: decides whether a kernel is faster than the nodes that it would replace.
         record: receives applied and declined matches, and near misses with their reasons.
+    """
+
+    graph: fx.Graph
+    oracle: Oracle
+    record: GraphRecord
+
+
+@dataclass(frozen=True)
+class Task(GraphTask):
+    """A graph of a GPU in which to put kernels, with the settings for doing so.
+
+    Args:
         device: the index of the graph's GPU.
         gpu: the limits of the GPU.
         thorough: try every node that kernels can compute, with more tiles, whatever time it takes.
@@ -34,9 +46,6 @@ class Task:
         while_compiling: is called while kernels compile in other processes, if that takes long.
     """
 
-    graph: fx.Graph
-    oracle: Oracle
-    record: GraphRecord
     device: int
     gpu: Gpu
     thorough: bool

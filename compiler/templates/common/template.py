@@ -1,4 +1,4 @@
-"""The protocol of templates for GPUs: what the pass over a graph (`template_pass`) asks of each.
+"""The protocol of templates: what the pass over a graph (`template_pass` on GPUs, `cpu_pass` on CPUs) asks of each.
 
     match(node)             ->  the computation, with the nodes that a kernel would replace | a Reason | None
     description(found)      ->  the computation without the nodes of this graph: layers that are alike have the same
@@ -6,7 +6,8 @@
     estimate(found)         ->  why no kernel can be faster, without measurements | None
     source(described, one)  ->  the kernel of a configuration
 
-Methods below these have defaults, which a template overrides where it differs.
+Methods below these have defaults, which a template overrides where it differs. Templates for GPUs have more of them:
+many configurations are ranked, compiled side by side, and measured within a budget.
 """
 
 from __future__ import annotations
@@ -19,23 +20,20 @@ from torch import fx
 
 from ....rewrites.profit import Decision
 from ....rewrites.reason import Reason
+from ....rewrites.splice import Original
 from .baseline import Baseline
 from .questions import CANNOT_COMPILE
 from .records import decided
 from .replacing import Copies, replace_by_call
-from .task import Task
+from .task import GraphTask, Task
 
 
 class CandidateKernel(Protocol):
     """One kernel, or several that are measured as one."""
 
     @property
-    def units(self) -> list[Any]:
-        """The functions to compile."""
-
-    @property
-    def identity(self) -> str:
-        """The source and the layouts, which tell kernels apart."""
+    def name(self) -> str:
+        """The name, unique to the source."""
 
     def build(self) -> Any:
         """Compile the kernel and load it."""
@@ -67,7 +65,7 @@ class ComparedProgram:
     Args:
         nodes: the nodes of the program, by which questions are told apart.
         inputs: the nodes whose values are arguments of the program and of the kernels.
-        baseline: the program.
+        baseline: the program; of GPUs a `Baseline`, whose kernels are compiled ahead.
         tells: more by which questions are told apart.
         adapted: a kernel as a function of `inputs`.
         excluded: why the program must not run, empty if it may; asked only if there is a question.
@@ -77,7 +75,7 @@ class ComparedProgram:
 
     nodes: tuple[fx.Node, ...]
     inputs: tuple[fx.Node, ...]
-    baseline: Baseline
+    baseline: Callable[..., Any]
     tells: tuple[str, ...] = ()
     adapted: Callable[[Any], Callable[..., Any]] = lambda kernel: kernel
     excluded: Callable[[], str] = lambda: ""
@@ -95,17 +93,11 @@ class Template:
 
     rule: ClassVar[str]
     family: ClassVar[str]
-    option: ClassVar[str]  # of `kernels`: what decides that it is asked
-    name: ClassVar[str]  # of its pass, where its faults are contained
-    in_training: ClassVar[bool] = True  # whether it is asked in forward and backward graphs
-    comes_first: ClassVar[bool] = False  # whether others leave the nodes to it that it may replace
     size: ClassVar[int] = 2  # operations of the smallest match
     dtype_code: ClassVar[str] = "epilogue-dtype"  # of a refusal of a formula's dtype
-    errors: ClassVar[tuple[type[Exception], ...]] = CANNOT_COMPILE  # of `source` and of compilation
-    most_kinds: ClassVar[int | None] = None  # descriptions that are measured in a graph by default; None: all
-    seconds: float  # of all measurements of a graph
+    errors: ClassVar[tuple[type[Exception], ...]]  # of `source` and of compilation
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: GraphTask) -> None:
         self.task = task
         self.copies = Copies()
 
@@ -147,7 +139,7 @@ class Template:
 
     def compared(self, found: Any) -> ComparedProgram:
         """The program that kernels compete with: the nodes that they replace."""
-        baseline = Baseline(found.nodes, found.inputs, [found.output])
+        baseline = Original(found.nodes, found.inputs, [found.output])
         return ComparedProgram(tuple(found.nodes), tuple(found.inputs), baseline)
 
     def place(self, found: Any) -> fx.Node | str:
@@ -163,6 +155,31 @@ class Template:
         """Record a decision."""
         match = decided(self.rule, self.family, found.nodes, found.output, decision)
         (self.task.record.declined if decision.chosen is None else self.task.record.applied).append(match)
+
+
+class GpuTemplate(Template):
+    """One kind of kernels in one graph of a GPU.
+
+    Args:
+        task: the graph, and how.
+    """
+
+    option: ClassVar[str]  # of `kernels`: what decides that it is asked
+    name: ClassVar[str]  # of its pass, where its faults are contained
+    in_training: ClassVar[bool] = True  # whether it is asked in forward and backward graphs
+    comes_first: ClassVar[bool] = False  # whether others leave the nodes to it that it may replace
+    errors: ClassVar[tuple[type[Exception], ...]] = CANNOT_COMPILE
+    most_kinds: ClassVar[int | None] = None  # descriptions that are measured in a graph by default; None: all
+    seconds: float  # of all measurements of a graph
+    task: Task
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+
+    def compared(self, found: Any) -> ComparedProgram:
+        """The nodes that kernels replace, compiled."""
+        baseline = Baseline(found.nodes, found.inputs, [found.output])
+        return ComparedProgram(tuple(found.nodes), tuple(found.inputs), baseline)
 
     # -- many of them in one graph ------------------------------------------------------------------------------------
 

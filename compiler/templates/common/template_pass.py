@@ -20,10 +20,11 @@ from torch import fx
 from ....rewrites.profit import Decision, Question
 from ....rewrites.reason import Reason
 from ....rewrites.record import Evidence
+from .baseline import Baseline
 from .compiled_candidates import CompiledCandidates
 from .formula import is_move
 from .questions import Questions
-from .template import ComparedProgram, Template
+from .template import ComparedProgram, GpuTemplate
 
 _ROUNDS = 3  # rounds of the search around the fastest configuration
 _SPENT = "the time for measurements of this graph is spent"
@@ -40,7 +41,7 @@ class TemplatePass:
         template: made for the graph's task.
     """
 
-    def __init__(self, template: Template) -> None:
+    def __init__(self, template: GpuTemplate) -> None:
         self.template, self.task = template, template.task
         self._questions = Questions(
             self.task, template.rule, template.family, template.seconds, size=template.size,
@@ -233,6 +234,7 @@ class TemplatePass:
         return {str(config): self.template.source(described, config) for config in configs}
 
     def _compiled(self, kernels: _Kernels, comparison: ComparedProgram) -> CompiledCandidates:
+        assert isinstance(comparison.baseline, Baseline), comparison.baseline
         return CompiledCandidates(
             comparison.baseline, kernels.values(), self.task.while_compiling, comparison.excluded()
         )

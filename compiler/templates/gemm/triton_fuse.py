@@ -29,7 +29,7 @@ from ..common.cpp_call import Layout
 from ..common.formula import is_move, packet
 from ..common.replacing import replace_by_call
 from ..common.task import Task
-from ..common.template import ComparedProgram, Template
+from ..common.template import ComparedProgram, GpuTemplate
 from ..common.triton_call import TritonTemplateKernel
 from .description import ExtraOutput, Product, Prologue
 from .epilogue import is_read_by_loops
@@ -65,7 +65,7 @@ class Described:
     label: str
 
 
-class ProductTemplate(Template):
+class ProductTemplate(GpuTemplate):
     """Products with their epilogues; convolutions override the methods in which they differ.
 
     In training, products are often saved as well as read by an epilogue, so that there is little to gain. There, only

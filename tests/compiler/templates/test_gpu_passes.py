@@ -16,7 +16,7 @@ from support.triton_gemm import on_gpu
 from regraft.compiler.options import Options
 from regraft.compiler.templates import gpu_passes as module
 from regraft.compiler.templates.common.task import task_of
-from regraft.compiler.templates.common.template import Template
+from regraft.compiler.templates.common.template import GpuTemplate
 from regraft.compiler.templates.gpu_passes import fuse_on_gpu
 from regraft.rewrites.profit import Always
 from regraft.rewrites.record import GraphRecord
@@ -44,7 +44,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, training: bool, faulty: str = "") -> li
     told: list[str] = []
 
     class Pass:
-        def __init__(self, template: Template) -> None:
+        def __init__(self, template: GpuTemplate) -> None:
             self.template, self.name = template, template.name
 
         def begin(self, taken: Any = ()) -> Any:

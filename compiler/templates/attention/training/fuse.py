@@ -24,7 +24,7 @@ from ...common.baseline import Baseline
 from ...common.formula import is_move, packet
 from ...common.questions import CANNOT_COMPILE
 from ...common.task import Task
-from ...common.template import ComparedProgram, Template
+from ...common.template import ComparedProgram, GpuTemplate
 from ...common.template_pass import TemplatePass
 from ..benchmark_inputs import arranged
 from ..bias_layout import with_keys_innermost
@@ -111,7 +111,7 @@ class FoundPair:
         return self.pair.found.output
 
 
-class TrainingTemplate(Template):
+class TrainingTemplate(GpuTemplate):
     """Attentions of a joint graph with their backwards.
 
     Args:
