@@ -380,7 +380,7 @@ _ITERATED = (  # all operands in one iterator
     "add.Tensor sub.Tensor mul div.Tensor neg special_xlog1py lcm "
     "copysign.Tensor div.Tensor_mode floor_divide heaviside logaddexp logaddexp2 logical_and logical_or logical_xor "
     "logical_not xlogy.Tensor hardswish_backward hardtanh_backward logit_backward native_dropout_backward "
-    "softplus_backward hardsigmoid_backward mse_loss smooth_l1_loss"
+    "softplus_backward hardsigmoid_backward elu_backward mse_loss smooth_l1_loss"
 )
 _ITERATED_IN = {  # the same, in another order than the call has them
     (1, 0): "leaky_relu_backward threshold_backward",
@@ -392,7 +392,7 @@ _DENSE_ROWS = (  # memory that is made contiguous, whatever the input's
     "im2col pow.Scalar "
     "smooth_l1_loss_backward"
 )
-_DENSE_ROWS_ANYWHERE = "angle one_hot rrelu"  # of complex numbers `angle` is made on the way
+_DENSE_ROWS_ANYWHERE = "angle isin one_hot rrelu"  # of complex numbers `angle` is made on the way
 _IMAGES = (  # the input's layout of images is kept
     "channel_shuffle max_unpool2d reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d "
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "

@@ -5,7 +5,8 @@
     x, y = t[0:5], t[5:9]      x.add_(1); y + 1      the same
 
 Where one of them is written, AOTAutograd makes one tensor of them, and of it the inputs again, at the offsets that it
-has seen. Dynamo guards that they overlap in some way, not in which; and nothing at all where they did not overlap.
+has seen. Dynamo guards that they overlap in some way, not in which; and nothing at all where they did not overlap. That
+holds for a buffer that a module writes, too, of which a caller gives a part (`module(module.state[0])`).
 """
 
 from __future__ import annotations
@@ -67,22 +68,30 @@ def places_of(program: fx.GraphModule, inputs: Sequence[Any]) -> list[_Place]:
 
 
 def apart_from_written(program: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
-    """Inputs that do not overlap, and that no module or optimizer holds, if the program may write to one of them.
+    """Inputs that do not overlap, if the program may write to one of them: the caller's, and what a module holds.
 
-    Of inputs that do overlap, the first stands for all: they stay where they are, or the program runs as written.
+    What modules and optimizers hold is looked at only where it is written: few buffers, and not all weights. Of inputs
+    that do overlap, the first stands for all: they stay where they are, or the program runs as written.
     """
-    placeholders = program.graph.find_nodes(op="placeholder")
-    free = [k for k, node in enumerate(placeholders[: len(inputs)]) if not compat.is_held(node)]
+    placeholders = program.graph.find_nodes(op="placeholder")[: len(inputs)]
+    free = {k for k, node in enumerate(placeholders) if not compat.is_held(node)}
     try:
-        memories = _by_memory(inputs, free)
-        together = _shared(inputs)
-        found = sorted(k for own in memories for k in (own[:1] if own in together else own))
         written = _memories_written(program)
+        changed = {k for k, node in enumerate(placeholders) if _is_among(node, written)}
+        memories = _by_memory(inputs, sorted(free | (changed if written is not None else set())))
+        together = _shared(inputs)
     except (RuntimeError, NotImplementedError):  # tensors without memory of their own
         return []
-    seen = [_seen(placeholders[k]) for k in found]
-    touched = written is None or any(x is None or storage_key(x) in written for x in seen)
-    return found if len(found) > 1 and touched else []
+    found = sorted(k for own in memories for k in (own[:1] if own in together else own))
+    return found if len(found) > 1 and changed.intersection(found) and free.intersection(found) else []
+
+
+def _is_among(node: fx.Node, memories: set[int] | None) -> bool:
+    """Whether an input lies in one of these memories, as far as is known."""
+    seen = _seen(node)
+    if memories is None or seen is None:
+        return True
+    return isinstance(seen, torch.Tensor) and seen.layout == torch.strided and storage_key(seen) in memories
 
 
 def _memories_written(program: fx.GraphModule) -> set[int] | None:

@@ -58,6 +58,37 @@ def test_inputs_that_lay_apart_in_one_memory(name, first, dynamic):
         torch.testing.assert_close(own, eager)
 
 
+class Counting(torch.nn.Module):
+    """It adds one to its state, and then reads what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("state", torch.arange(6.0).view(2, 3))
+        self.scale = torch.nn.Parameter(torch.full((3,), 2.0))
+
+    def forward(self, x):
+        self.state.add_(1)
+        return x * self.scale
+
+
+@takes_turns("dynamic")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_part_of_what_a_module_writes_is_given_to_it(rows, dynamic):
+    torch.compiler.reset()
+    ours, eager = Counting(), Counting()
+    compiled = torch.compile(ours, backend="regraft", dynamic=dynamic)
+    own = torch.ones(rows, 3)
+    for part in (
+        lambda state: own,
+        lambda state: state[-rows:],
+        lambda state: state[:rows].view(rows, 3),
+        lambda _: own,
+    ):
+        torch.testing.assert_close(compiled(part(ours.state)), eager(part(eager.state)))
+    assert torch.equal(ours.state, eager.state)
+
+
 def test_memory_is_counted_in_bytes():
     """Eight bytes of the first input are at 0 to 8, those of the second at 8 to 16, and at 4 to 12 in a later call."""
     memory, function = torch.arange(16.0), lambda x, y: (x.mul_(2), y + 1)[1]
@@ -98,6 +129,8 @@ def test_only_inputs_beside_a_written_one_are_looked_at():
     torch.compile(lambda x, y: torch.sin(y, out=x), backend=backend)(x, y)
     torch.compile(lambda x, y: x.add_(norm.weight), backend=backend)(x, y)
     torch.compile(lambda x, y, z: x.add_(y * z), backend=backend)(*torch.ones(2, 5), torch.ones(5))
+    torch.compile(lambda x, y: norm.running_mean.add_(x) + y, backend=backend)(x[0], y)
+    torch.compile(lambda: norm.running_mean.add_(norm.running_var), backend=backend)()
     overlapping = torch.ones(8)
     torch.compile(lambda x, y, z: x.add_(y * z), backend=backend)(overlapping[:5], overlapping[3:], torch.ones(5))
-    assert seen == [[], [], [0, 1], [0, 1], [], [0, 1, 2], [0, 2]]
+    assert seen == [[], [], [0, 1], [0, 1], [], [0, 1, 2], [0, 1, 2], [], [0, 2]]
