@@ -37,6 +37,7 @@ from .given_again import can_be_split
 
 _PROMOTING = ("aten.mul_", "aten.addcmul_", "aten.addcdiv_", "aten.ldexp_")  # only eager checks their metadata
 _NO_USES = ("aten.set_", "_get_data_attr", "aten.view_as", "aten.expand_as", "aten.reshape_as", "aten.sym_size")
+_SPELLED_OUT = ("aten.multilabel_margin_loss", "aten.max_pool1d")
 _UNSAFE = ("aten.unsafe_chunk", "aten.unsafe_split", "aten.unsafe_split_with_sizes")
 _Place = tuple[int, list[int], list[int]]  # offset, sizes, strides
 
@@ -80,7 +81,7 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
 
 def _split_early(node: fx.Node) -> tuple[str, str] | None:
     """The code and message of a call that eager refuses, and that tracing makes of others, which are not refused."""
-    early = compat.is_split_by_autograd(node.target) or op_name(node) == "aten.multilabel_margin_loss"
+    early = compat.is_split_by_autograd(node.target) or op_name(node) in _SPELLED_OUT
     refusal = refused(node) if early else None
     return None if refusal is None else ("refused-by-eager", f"{node.name}: {refusal}")
 

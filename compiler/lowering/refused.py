@@ -14,12 +14,13 @@ from torch import fx
 from ...rewrites.graph import arguments
 from .agreement import disagreement
 
+_GREATEST = torch.iinfo(torch.int64).max
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _OF_NO_INTEGERS = """
     _adaptive_avg_pool3d _log_softmax _log_softmax_backward_data _native_batch_norm_legit.no_stats _prelu_kernel
     _softmax _softmax_backward_data adaptive_max_pool2d adaptive_max_pool3d binary_cross_entropy
     binary_cross_entropy_with_logits celu dist elu frac gelu glu hardshrink hardsigmoid hardswish huber_loss hypot
-    leaky_relu lerp.Scalar lerp.Tensor log_sigmoid_forward logaddexp logaddexp2 logcumsumexp mish mse_loss
+    leaky_relu lerp.Scalar lerp.Tensor log_sigmoid_forward logaddexp logaddexp2 logcumsumexp max_pool1d mish mse_loss
     native_batch_norm native_group_norm native_layer_norm nextafter nll_loss_forward round.decimals silu
     smooth_l1_loss soft_margin_loss softplus softshrink upsample_linear1d upsample_trilinear3d _batch_norm_with_update
     _native_batch_norm_legit grid_sampler_2d grid_sampler_3d max_unpool2d max_unpool3d glu_backward
@@ -66,6 +67,7 @@ _WITH_MODES = (
 # Which look at no index where there is nothing to look up, and eager's does.
 _LOOK_UPS = ("aten.index.Tensor", "aten.index_put.default", "aten.index_select.default", "aten.embedding.default")
 _REDUCTIONS_BY_INDEX = ("prod", "mean", "amax", "amin")
+_REMAINDERS = ("aten.remainder.Scalar", "aten.fmod.Scalar")
 _SCANS = ("aten.cumsum.default", "aten.cumprod.default")
 _BITS = ("aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", "aten.bitwise_not")
 _SHIFTS = ("aten.bitwise_left_shift", "aten.bitwise_right_shift", "aten.__lshift__", "aten.__rshift__")
@@ -97,7 +99,9 @@ def refused(node: fx.Node) -> str | None:
         return "eager may refuse an index into a dim of size 0"
     if name in _WITH_MODES and _refused_mode(node, dtypes):
         return "eager refuses this mode of it"
-    if _refused_alike(name, dtypes, device) or _refused_mixture(name, dtypes, device, node):
+    if dtypes == {torch.bool} and any(type(n) is int and n > _GREATEST for n in arguments(node).values()):
+        return "eager refuses numbers beyond 64 bits beside truth values"
+    if _refused_alike(name, dtypes, device) or _refused_mixture(name, dtypes, node):
         return f"eager refuses {', '.join(sorted(map(str, dtypes)))}"
     dim, rank = node.args[1] if name in _OF_ANY_DIM else 0, max(tensors[0].dim(), 1)
     return None if not isinstance(dim, int) or -rank <= dim < rank else f"eager refuses dim {dim} of {rank}"
@@ -114,19 +118,27 @@ def _refused_mode(node: fx.Node, dtypes: set[torch.dtype]) -> bool:
     """By a mode that the call names, which rules for metadata do not look at."""
     values = arguments(node)
     if "alpha" in values:
-        return isinstance(values["alpha"], bool) and _dtype(node) != torch.bool
+        return _refused_factor(values["alpha"], _dtype(node), negated="sub" in str(node.target))
     if values["reduce"] not in _REDUCTIONS_BY_INDEX:
         return True
     if torch.bool in dtypes:
-        return values["reduce"] == "mean" or not values["include_self"]
+        return values["reduce"] == "mean" or not values["include_self"] or values["self"].meta["val"].dim() < 2
     return _dtype(node) not in _INTEGERS and any(dtype.is_complex for dtype in dtypes)
 
 
-def _refused_mixture(name: str, dtypes: set[torch.dtype], device: str, node: fx.Node) -> bool:
+def _refused_factor(alpha: object, dtype: torch.dtype | None, negated: bool) -> bool:
+    """A factor that is no number, or whose negative, by which a difference adds, is too large for the dtype."""
+    if isinstance(alpha, bool):
+        return dtype != torch.bool
+    narrow = dtype in (torch.int8, torch.int16, torch.int32)
+    return negated and narrow and alpha == torch.iinfo(dtype).min  # type: ignore[arg-type]
+
+
+def _refused_mixture(name: str, dtypes: set[torch.dtype], node: fx.Node) -> bool:
     """By what the dtypes are together: one of them, the one computed in, or that there are several."""
     if name in _OF_ANY_BOOL:
         return torch.bool in dtypes
-    if name in _SCANS and device == "cuda":
+    if name in _SCANS or name in _REMAINDERS:
         return _dtype(node) == torch.bool
     if name in _OF_ONE_DTYPE:
         return len(dtypes) > 1

@@ -24,6 +24,11 @@ ONES = torch.ones(2, 4, 4)
     lambda x: torch._foreach_lerp([x], [x], 0.5), lambda x: torch._foreach_add([x.byte()], [x.byte()], alpha=300),
     lambda x: F.smooth_l1_loss(x.float(), x.float(), beta=-0.5),
     lambda x: x.half().clone().fill_(1e6), lambda x: torch.full_like(x, 1e6, dtype=torch.float16) * 2,
+    lambda x: x.cumsum(0, dtype=torch.bool), lambda x: x.float().cumprod(0, dtype=torch.bool),
+    lambda x: F.max_pool1d(x, 2), lambda x: F.max_pool1d(x.byte(), 2, stride=1),
+    lambda x: torch.sub(x.char(), x.char(), alpha=-128), lambda x: torch.rsub(x.int(), 1, alpha=-(2**31)),
+    lambda x: x.bool() + 2**63, lambda x: x.bool() < 2**63, lambda x: x.bool() * 2**63,
+    lambda x: x.bool() % True, lambda x: torch.fmod(x.bool(), True),
     lambda x: x.half() ** 1e6, lambda x: x.byte() ** 300, lambda x: F.pad(x.byte(), (1, 1), value=-1),
 ])  # fmt: skip
 def test_calls_that_eager_refuses_raise_its_error(function):
@@ -71,6 +76,7 @@ INDEX = torch.tensor([0, 1])
 @pytest.mark.parametrize("function", [
     lambda x: x.bool().index_reduce(0, INDEX, x.bool(), "prod", include_self=False),
     lambda x: x.bool().index_reduce(0, INDEX, x.bool(), "mean"),
+    lambda x: x.bool()[:, 0, 0].index_reduce(0, INDEX, x.bool()[:, 0, 0], "prod"),
     lambda x: x.index_reduce(0, INDEX, x, "sum"), lambda x: torch.add(x, x, alpha=True),
     lambda x: torch.sub(x, x, alpha=True), lambda x: torch.add(x, x.float(), alpha=True) * 2,
 ])  # fmt: skip
