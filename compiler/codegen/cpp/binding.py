@@ -48,7 +48,7 @@ def _module() -> Any:
         return None
     text = f"// {sysconfig.get_config_var('EXT_SUFFIX')}\n{BINDING}"
     try:
-        ((_, source),) = compile_all([LibrarySource(text, (f"-I{include}",))])
+        ((_, source),) = compile_all([LibrarySource(text, (f"-I{include}",), plain=True, c=True)])
     except CompileFailed:
         return None
     path = str(source.with_suffix(".so"))

@@ -73,6 +73,17 @@ def test_a_level_of_optimization_of_its_own_replaces_that_of_all(monkeypatch):
     assert same == again
 
 
+def test_a_source_may_be_c():
+    """Not C++: a value of any pointer becomes one of another without a cast."""
+    (library, _), (other, _) = compiler.compile_all(
+        [
+            compiler.LibrarySource("int new = 3; int answer(void) { void* at = &new; int* read = at; return *read; }", c=True),
+            compiler.LibrarySource('extern "C" int answer() { return 4; }'),
+        ]
+    )
+    assert (library.answer(), other.answer()) == (3, 4)
+
+
 def test_nothing_to_build():
     assert cpp.build([]) == []
 
