@@ -62,7 +62,6 @@ def aot_compile(  # noqa: PLR0913 - a compiler for each kind of graph, and how t
     and keeps that share, between 0 and 1, of what such a cut keeps; None: as eager would split it. Such a cut knows
     that kernels fuse `fused`. `continued` says that the program goes on with the results, which it may write to.
     """
-    from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
@@ -83,18 +82,41 @@ def aot_compile(  # noqa: PLR0913 - a compiler for each kind of graph, and how t
             _keep_copies_of_results(graphs[0].graph, more["num_fwd_outputs"], read)
         return graphs
 
-    compiler = aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=backward,
-        inference_compiler=inference,
-        partition_fn=partition,
-        keep_inference_input_mutations=True,
-        decompositions=dict(decompositions),
-    )
     # Gradients of results whose elements share memory cannot lie as these do: each would overwrite its neighbours.
     apart = {"guess_tangent_strides_as_outputs": False} if _have_shared_elements(graph_module) else {}
     with config.patch(apart):
-        return compiler(graph_module, example_inputs)
+        return _by_aot_autograd(
+            graph_module,
+            example_inputs,
+            fw_compiler=forward,
+            bw_compiler=backward,
+            inference_compiler=inference,
+            partition_fn=partition,
+            keep_inference_input_mutations=True,
+            decompositions=dict(decompositions),
+        )
+
+
+def _by_aot_autograd(graph_module: fx.GraphModule, inputs: Sequence[Any], **asked: Any) -> Callable[..., Any]:
+    """As `torch._dynamo.backends.common.aot_autograd` calls it, which imports Inductor for a log (65 ms, 8 MiB).
+
+    That function still takes inputs apart that are lists.
+    """
+    from torch import _dynamo
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import aot_module_simplified
+
+    if any(isinstance(x, (list, tuple, dict)) for x in inputs):
+        return aot_autograd(**asked)(graph_module, inputs)
+    backward, counted = asked["bw_compiler"], _dynamo.utils.counters["aot_autograd"]
+
+    def compile_backward(*args: Any, **kwargs: Any) -> Any:
+        return _dynamo.disable(_dynamo.disable(backward)(*args, **kwargs))
+
+    counted["total"] += 1
+    compiled = aot_module_simplified(graph_module, inputs, **asked | {"bw_compiler": compile_backward})
+    counted["ok"] += 1
+    return _dynamo.disable(compiled)
 
 
 def _keep_draws_apart(graph: fx.Graph) -> None:
