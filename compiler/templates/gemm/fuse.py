@@ -31,7 +31,7 @@ from .cpp import PRELUDE, gemm_cpp
 from .cpp_few_rows import few_rows_cpp, is_served
 from .description import CPU_FEW_ROWS, Matrix, Product
 from .match import FoundProduct, has_prologue, match_gemm
-from .operands import LINEAR, ONEDNN
+from .operands import LINEAR, ONEDNN, Operands, is_product, operands_of
 from .packing import LastPacked, packed_node, packed_sizes
 from .replacement import FAMILY, RULE, ProductBaseline
 from .splice import anchor_of
@@ -41,6 +41,8 @@ MOST_ROWS = 4  # most rows for which packing the weight takes longer than readin
 _KERNELS = 8  # most kernels compiled for a graph if only few rows are measured, of weights that are not computed
 _LARGE = 1 << 18  # fewest bytes of a weight that takes long to read
 _SMALL = 1 << 15  # number of multiplications that takes no longer than the call
+_BYTE = 8  # number of multiplications of many rows that takes as long as reading a byte of a weight
+_SHARE = 0.01  # part of the time of a graph's products from which on a kernel is compiled if only few rows are measured
 
 
 def fuse_gemm(
@@ -76,7 +78,7 @@ class _ProductFusion:
         """The products that a kernel could compute; distinct kernels are compiled side by side."""
         nodes: dict[fx.Node, None] = {}
         kernels: dict[str, TemplateKernel] = {}
-        work = Counter[str]()
+        work, reading = Counter[str](), Counter[str]()
         for node in list(self._graph.nodes):
             for found in self.found(node):
                 if isinstance(found, Reason):
@@ -89,8 +91,12 @@ class _ProductFusion:
                     kernels |= mine
                     if not found.before:
                         work.update(dict.fromkeys(mine, found.product.multiplications))
+                        reading.update(dict.fromkeys(mine, _BYTE * _weight_bytes(found.product)))
         if self._few_rows:
+            asks_all = isinstance(self._oracle, (Always, Never))
+            least = 0 if asks_all else _SHARE * sum(map(_time, self._graph.nodes))
             self._left_out = {name for name, _ in work.most_common()[_KERNELS:]}
+            self._left_out |= {name for name, time in reading.items() if time < least}
             kernels = {name: kernel for name, kernel in kernels.items() if name not in self._left_out}
         if len(kernels) > 1 and not isinstance(self._oracle, Never):
             with ThreadPoolExecutor(len(kernels)) as pool:
@@ -99,6 +105,9 @@ class _ProductFusion:
 
     def found(self, node: fx.Node) -> Iterator[FoundProduct | Reason]:
         """The variants of a product that kernels could compute: with a weight computed while read, and without."""
+        operands = operands_of(node) if self._few_rows and is_product(node) else None
+        if isinstance(operands, Operands) and operands.sizes[1] > CPU_FEW_ROWS:
+            return
         plain = match_gemm(node, self._packed)
         if plain is None:
             return
@@ -206,9 +215,21 @@ def has_few_rows(product: Product) -> bool:
 
 def _is_large(product: Product) -> bool:
     """Whether reading the weight takes long enough to measure: as it is, or as it would be made before the product."""
-    weight = product.b.buffer
     made = 0 if product.right is None else product.column.extent * product.depth * product.right.dtype.itemsize
-    return max(math.prod(weight.sizes) * weight.dtype.itemsize, made) >= _LARGE
+    return max(_weight_bytes(product), made) >= _LARGE
+
+
+def _weight_bytes(product: Product) -> int:
+    return math.prod(product.b.buffer.sizes) * product.b.buffer.dtype.itemsize
+
+
+def _time(node: fx.Node) -> int:
+    """About how long a product takes, in multiplications: that of its work, or of reading its weight."""
+    operands = operands_of(node) if is_product(node) else None
+    if not isinstance(operands, Operands):
+        return 0
+    batch, rows, columns, depth = operands.sizes
+    return batch * columns * depth * max(rows, _BYTE * operands.weight.meta["val"].dtype.itemsize)
 
 
 def gemm_kernel(product: Product) -> TemplateKernel:

@@ -337,6 +337,28 @@ def test_small_weights_keep_the_library_by_default() -> None:
     assert FEW_ROWS not in [match.candidate for match in cov.graphs[0].applied]
 
 
+@pytest.mark.parametrize(("layers", "asked"), [(0, 1), (12, 0)])
+def test_a_small_part_of_a_graph_is_not_asked_about(layers: int, asked: int) -> None:
+    """A pooler beside the layers of a model: two compilations for a hundredth of its time."""
+
+    def function(x: torch.Tensor, wide: torch.Tensor, pooler: torch.Tensor) -> torch.Tensor:
+        for _ in range(layers):
+            x = F.linear(x, wide)
+        return F.linear(x[:2], pooler).tanh()
+
+    class Asked:
+        questions = 0
+
+        def decide(self, question: Question) -> Decision:
+            self.questions += 1
+            return Decision(None, Evidence())
+
+    oracle = Asked()
+    module = make_fx(function, tracing_mode="fake")(random(128, 1024), random(1024, 1024), random(256, 1024))
+    fuse_gemm(module, oracle, GraphRecord(0), packed=False, few_rows=True)
+    assert oracle.questions == asked
+
+
 def test_training_is_left_alone() -> None:
     model, x = Quantized(), random(2, 512).requires_grad_()
     twin = random(2, 512).requires_grad_()
