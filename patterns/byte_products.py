@@ -249,6 +249,7 @@ _NEAR_MISSES = [
     numbers=("shift", "factor", "weight_shift", "weight_factor", "kind"),
     derived={"result": result_dtype, "turned": is_turned},
     numerics=Numerics(slack=4.0),
+    dtypes=BYTES,
 )  # fmt: skip
 def byte_product(  # noqa: PLR0913 - the parts that may be there
     x: Any, zero: Any, shift: Any, scale: Any, factor: Any, weight: Any, weight_zero: Any, weight_shift: Any,

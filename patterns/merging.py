@@ -114,6 +114,14 @@ def rows(x: Any) -> Reason | None:
     return None
 
 
+def read_by_others(x: Any) -> Reason | None:
+    """Another product reads the input, too."""
+    if sum(op_name(user) in _MERGED for user in x.users) > 1:
+        return None
+    message = f"nothing else is multiplied by {describe(x)}"
+    return Reason("output-missing", message, (x,), "another product of the same input", "nothing")
+
+
 def trained_apart(match: Binding) -> Reason | None:
     """No gradient flows to the weights: otherwise each step would copy and keep them, and split their gradients."""
     trained = next((w for w in _weights(match) if wants_gradient(w)), None)
@@ -202,7 +210,7 @@ def _columns(sample: Sample, **changes: Any) -> Sample:
         Sample(x=T("S K"), later=T("M K"), later_bias=T("1 1"), weight=T("N K"), tags={"bias": "no"},
                refused="bias-broadcasts"),
     ],
-    guards=(rows, matrices, trained_apart, one_bias_each, nearby),
+    guards=(rows, read_by_others, matrices, trained_apart, one_bias_each, nearby),
     derived={"columns": by_columns},
     numerics=Numerics(slack=4.0),
     spell=lambda declaration: with_other_products(as_recorded(declaration)),

@@ -8,22 +8,25 @@ from torch import fx
 
 from .behind import VIEWED, behind
 from .call_arguments import COMMUTATIVE
-from .graph import op_name
+from .graph import is_tensor, op_name, val
 from .pattern import Call, Choice, root_ops
 from .rule import Rule
 
 
 class RuleIndex:
-    """Rules by root operator, in order, without those that need an operator the graph does not have.
+    """Rules by root operator, in order, without those that need an operator or a dtype the graph does not have.
 
     Args:
-        explained: names of rules to keep where they fail right after their root, and where only views that they need
-            are missing: matching says what it found there.
+        explained: names of rules to keep where they fail right after their root, and where only views or the dtypes
+            that they need are missing: matching says what it found there.
     """
 
     def __init__(self, rules: Iterable[Rule], graph: fx.Graph, *, explained: Collection[str] = ()) -> None:
         present = {op_name(n) for n in graph.nodes}
         self.rules = [r for r in rules if r.required - (VIEWED if r.name in explained else frozenset()) <= present]
+        if any(rule.dtypes for rule in self.rules):
+            held = {val(n).dtype for n in graph.nodes if is_tensor(n)}
+            self.rules = [r for r in self.rules if not (r.dtypes and held.isdisjoint(r.dtypes)) or r.name in explained]
         self._by_root: dict[str, list[tuple[Rule, _Ways]]] = {}
         for rule in self.rules:
             for op in rule.roots:

@@ -51,6 +51,8 @@ _FACTORIZATIONS = frozenset(
     + [f"aten.linalg_{name}" for name in ("cholesky", "ldl_factor", "lu_factor")]
 )
 _UNINITIALISED = ("aten.empty", "aten.new_empty")
+# Their effects are those of a call, not of the operator.
+_BY_ARGUMENTS = _HIDDEN_WRITES.keys() | {"aten.dropout", "aten.native_dropout", "aten.scaled_dot_product_attention"}
 
 
 class Effect(Flag):
@@ -85,6 +87,20 @@ def effects_of(node: fx.Node) -> Effect:
     if not isinstance(target, compat.OpOverload):
         known = isinstance(target, PureCall) or target is operator.getitem or target in SYMBOLIC_OPERATORS
         return _NOTHING if known or isinstance(node.meta.get("val"), compat.NUMBERS) else Effect.UNKNOWN
+    key = target, compat.marked_effects()
+    found = _of_operators.get(key)
+    if found is None:
+        found = _of_call(node, target)
+        if op_name(node) not in _BY_ARGUMENTS:
+            _of_operators[key] = found
+    return found | Effect.NAMES if "unbacked_bindings" in node.meta else found
+
+
+_of_operators: dict[tuple[compat.OpOverload, int], Effect] = {}
+
+
+def _of_call(node: fx.Node, target: compat.OpOverload) -> Effect:
+    """The effects of a call of an operator, but for names of sizes."""
     found = _NOTHING
     schema = compat.schema(target)
     if schema.is_mutable or writes_statistics(node):
@@ -95,8 +111,6 @@ def effects_of(node: fx.Node) -> Effect:
         found |= Effect.CHECKS
     if not schema.returns or (Effect.WRITES not in found and node.is_impure(impure_random=False)):
         found |= Effect.CALLED
-    if "unbacked_bindings" in node.meta:
-        found |= Effect.NAMES
     return found if target.namespace in KNOWN_NAMESPACES else found | Effect.FOREIGN
 
 

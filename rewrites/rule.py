@@ -148,6 +148,7 @@ class Rule:
     profitable: bool
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Collection[torch.dtype] = ()
 
     @property
     def doc(self) -> str:
@@ -277,6 +278,7 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
     profitable: bool = False,
     advice: Mapping[str, str] | None = None,
     spell: Spell = as_recorded,
+    dtypes: Collection[torch.dtype] = (),
 ) -> Callable[[Callable[..., Any]], Rule]:
     """Declare a rule; decorates the pattern function and gives the `Rule`.
 
@@ -292,11 +294,11 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
         derived: functions of a match and of the options' policies; the replacement gets their values by keyword.
         numerics: the contract about rounding and randomness.
         nan: ``"same"``: NaN and inf appear where eager has them. ``"safe"``: NaN may become numbers.
-        escapes: what to do if an inner value of the match has other users: ``"refuse"`` the match, or ``"keep"`` the
-            original for them.
+        escapes: if an inner value has other users: ``"refuse"`` the match, or ``"keep"`` the original for them.
         profitable: True if the replacement is never slower, so that nothing needs to be measured.
         advice: how to change a program, by a near miss's code, by the operator found instead, or ``"code: operator"``.
         spell: brings the pattern into normal form.
+        dtypes: if given, the rule is only tried in graphs with a tensor of one of them.
 
     Raises:
         PatternError: the declaration is wrong; the message says how to correct it.
@@ -310,11 +312,10 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
         outputs = _outputs(Declaration(name, pattern, variables, tuple(samples), _recorded(pattern, variables)), spell)
         rule = Rule(
             name=name, family=family, stage=stage, pattern=pattern, variables=variables, outputs=outputs,
-            candidates=_candidates(name, replacement, parameters, tuple(derived or {})),
-            guards=tuple(_guard(name, g, parameters) for g in guards),
+            candidates=_candidates(name, replacement, parameters, tuple(derived or {})), tags=_tags(outputs),
+            guards=tuple(_guard(name, g, parameters) for g in guards), advice=dict(advice or {}), dtypes=dtypes,
             dims={n: DimSpec.parse(d) for n, d in (dims or {}).items()}, derived=dict(derived or {}),
             numerics=numerics, nan=nan, escapes=escapes, samples=tuple(samples), profitable=profitable,
-            tags=_tags(outputs), advice=dict(advice or {}),
         )  # fmt: skip
         _require_whole(rule)
         return _claim(rule)

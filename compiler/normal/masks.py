@@ -134,7 +134,7 @@ def whole_mask(node: fx.Node, edit: Editor) -> fx.Node | None:
 def added_nothing(node: fx.Node, edit: Editor) -> fx.Node | None:
     """add(s, zeros(...))  ->  s."""
     for x, other in (node.args[:2], node.args[1::-1]):
-        if is_tensor(other) and uniform(other) == 0 and like(node, x) and is_float(x):
+        if is_tensor(other) and is_float(x) and like(node, x) and uniform(other) == 0:
             return x
     return None
 

@@ -83,6 +83,11 @@ def is_mutable(target: OpOverload) -> bool:
     return target._schema.is_mutable
 
 
+def marked_effects() -> int:
+    """How many functions `torch.fx` was told to keep, whoever reads them: an operator may become one of them."""
+    return len(fx.node._side_effectful_functions)
+
+
 def is_registered(target: HigherOrderOperator) -> bool:
     """Whether `torch.ops.higher_order` leads to `target` by its name."""
     return getattr(torch.ops.higher_order, target.__name__, None) is target

@@ -69,9 +69,9 @@ def converted(number: Number, source: torch.dtype, kind: torch.dtype) -> Number 
 
 def table_of(node: fx.Node, read: Callable[[Any], Fact | None], exact: bool) -> Fact | None:
     """The result of a call on small tensors that are known, one number where all of its elements are that."""
-    if not _is_small(node):
-        return None
     facts = {n: read(n) for n in node.all_input_nodes}
+    if None in facts.values() or not _is_small(node):
+        return None
     if not all(f is not None and _is_small(n) and _is_numeric(f) for n, f in facts.items()):
         return None
     with plainly():
@@ -107,9 +107,9 @@ def _is_small(node: fx.Node) -> bool:
     if not is_tensor(node):
         return False
     value = val(node)
-    if value.layout != torch.strided or value.dtype not in REAL or not is_same_on_cpu(node):
+    if value.layout != torch.strided or value.dtype not in REAL or not all(map(concrete, value.shape)):
         return False
-    if not all(map(concrete, value.shape)) or value.numel() * value.dtype.itemsize > MAX_BYTES:
+    if value.numel() * value.dtype.itemsize > MAX_BYTES or not is_same_on_cpu(node):
         return False
     return node.op != "call_function" or _is_computable(node)
 

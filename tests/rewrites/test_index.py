@@ -25,6 +25,14 @@ def test_rejected_where_the_graph_lacks_an_operator():
     assert RuleIndex([absent, present], module.graph).rules == [present]
 
 
+def test_rejected_where_no_tensor_has_the_dtype():
+    module = capture(lambda a: torch.relu(a), X)
+    ours = rule(lambda x: torch.relu(x), lambda x: x, "ours", dtypes=(X.dtype, torch.int8))
+    bytes_only = rule(lambda x: torch.relu(x), lambda x: x, "bytes", dtypes=(torch.int8,))
+    assert RuleIndex([ours, bytes_only], module.graph).rules == [ours]
+    assert RuleIndex([ours, bytes_only], module.graph, explained=("bytes",)).rules == [ours, bytes_only]
+
+
 def test_rejected_by_the_first_operand():
     def pattern(x, y):
         return torch.exp(x) - y
