@@ -77,7 +77,9 @@ def test_a_source_may_be_c():
     """Not C++: a value of any pointer becomes one of another without a cast."""
     (library, _), (other, _) = compiler.compile_all(
         [
-            compiler.LibrarySource("int new = 3; int answer(void) { void* at = &new; int* read = at; return *read; }", c=True),
+            compiler.LibrarySource(
+                "int new = 3; int answer(void) { void* at = &new; int* read = at; return *read; }", c=True
+            ),
             compiler.LibrarySource('extern "C" int answer() { return 4; }'),
         ]
     )
