@@ -5,6 +5,7 @@
     x.unfold(0, 2, 2).add_(1)           of an odd number of elements: AOTAutograd clears the last one
     x.unsafe_chunk(2)[0].add_(1)        a part of `x` that is no view: AOTAutograd does not write to `x`
     x[1:].copy_(x[:-1])                 the tensor that is read is the written one, shifted
+    x.sub_(x[:, :1])                    likewise, which eager takes: what it reads may have been written before
     interpolate(x, scale_factor=0.1)    the resulting image is empty, or `x` is
     one_hot(x.int(), 4)                 eager takes int64 only
     x.long().mul_(2.5)                  the result has a dtype that cannot be cast to that of the tensor
@@ -39,6 +40,7 @@ _PROMOTING = ("aten.mul_", "aten.addcmul_", "aten.addcdiv_", "aten.ldexp_")  # o
 _NO_USES = ("aten.set_", "_get_data_attr", "aten.view_as", "aten.expand_as", "aten.reshape_as", "aten.sym_size")
 _SPELLED_OUT = ("aten.multilabel_margin_loss", "aten.max_pool1d")
 _UNSAFE = ("aten.unsafe_chunk", "aten.unsafe_split", "aten.unsafe_split_with_sizes")
+_MOST_LOOKED_AT = 1 << 26  # elements of memory that are looked at for places in common
 _Place = tuple[int, list[int], list[int]]  # offset, sizes, strides
 
 
@@ -142,7 +144,10 @@ def _culprit(node: fx.Node, target: fx.Node) -> str | None:
     if place is None:
         return None
     for other in node.all_input_nodes:
-        if other is not target and _share_memory(other, target) and _is_partial(_place(other), place):
+        if other is target or not _share_memory(other, target):
+            continue
+        read = _place(other)
+        if _is_partial(read, place) or (read is not None and read != place and _overlap(read, place)):
             return f"and reads {other.name}, which is a part of the same memory"
     return None
 
@@ -199,6 +204,20 @@ def _is_partial(a: _Place | None, b: _Place) -> bool:
     if (first, last) == (begin, end):
         return a[2] != b[2]
     return first < end and begin < last
+
+
+def _overlap(a: _Place, b: _Place) -> bool:
+    """Whether two tensors in one memory have an element in common; assumed of large ones whose ranges meet."""
+    if 0 in a[1] or 0 in b[1]:
+        return False
+    (first, last), (begin, end) = _range(a), _range(b)
+    low, high = min(first, begin), max(last, end)
+    if last <= begin or end <= first or high - low > _MOST_LOOKED_AT:
+        return first < end and begin < last
+    with compat.plain_eager():
+        taken = torch.zeros(high - low, dtype=torch.bool, device="cpu")
+        taken.as_strided(a[1], a[2], a[0] - low).fill_(True)
+        return bool(taken.as_strided(b[1], b[2], b[0] - low).any())
 
 
 def _range(place: _Place) -> tuple[int, int]:

@@ -97,6 +97,30 @@ def test_writes_to_memory_that_overlaps(program, dynamic):
     assert [f.code for f in found.fallbacks] == ["overlapping-write"] and not found.fallbacks[0].fault
 
 
+OWN_MEMORY = {
+    "first column": lambda x: x.sub_(x[:, :1]),
+    "last column": lambda x: x.div_(x[:, -1:] + 0).sub_(x[:, -1:]),
+    "of a value": lambda x: (y := x * 2).mul_(y[:, 2:3]),
+    "two": lambda x: x.addcmul_(x[:, :1], x[:, 1:2]),
+    "part": lambda x: x[:, 1:4].add_(x[:, ::2]),
+    "rows": lambda x: x.index_copy_(0, torch.tensor([1, 2]), x[::2]),
+    "turned": lambda x: x[:, :4].lerp_(x[:, :4].t(), 0.5),
+}
+
+
+@takes_turns("dynamic")
+@pytest.mark.parametrize("program", OWN_MEMORY)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_writes_that_read_their_own_memory(program, dynamic):
+    """Eager reads what it has written before; AOTAutograd reads all before it writes."""
+    torch._dynamo.reset()
+    mine, theirs = X.clone(), X.clone()
+    with regraft.coverage() as found:
+        ours = torch.compile(OWN_MEMORY[program], backend="regraft", dynamic=dynamic)(mine)
+    assert torch.equal(ours, OWN_MEMORY[program](theirs)) and torch.equal(mine, theirs)
+    assert [f.code for f in found.fallbacks] == ["overlapping-write"]
+
+
 @one_row_in(2)
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "nearest-exact"])
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -116,6 +140,11 @@ def test_images_of_which_nothing_is_left(mode, dynamic):
         lambda x: (x * 2)[:, ::2].copy_(x[:, 1::2]),
         lambda x: (x * 2).t().add_(x.t()),
         lambda x: x.clone().mul_(x[:1]),
+        lambda x: x[:, 1:].sub_(x[:, :1]),
+        lambda x: x[:, ::2].mul_(x[:, 1::2]),
+        lambda x: x[:, 1:3].add_(x[:, 4:]),
+        lambda x: x[:, :4].mul_(x[:, :4]),
+        lambda x: x[:, 1:].div_(x[2:, :1].sum()),
     ],
 )
 def test_writes_to_memory_that_does_not_overlap(program):
