@@ -44,6 +44,7 @@ from ..rewrites.report.dump import write_dump
 from ..rewrites.switches import allowed, left_out, searching
 from .autograd.by_sizes import BySizes, with_known_sizes
 from .autograd.differentiate import GraphKind, differentiate
+from .autograd.returned_inputs import WithInputs
 from .autograd.view_offsets import at_eagers_place
 from .autotune.oracle import make_oracle
 from .capture import Captured, capture
@@ -285,6 +286,7 @@ class Compilation:
         publish(self.record)  # only now: Dynamo may start a compilation anew from within differentiate()
         self._tell()
         self._unsaved.barred |= captured.restore is not None
+        self._unsaved.returned = compiled.places if isinstance(compiled, WithInputs) else ()
         return compiled if captured.restore is None else restored(compiled, captured.restore)
 
     def _tell(self) -> None:

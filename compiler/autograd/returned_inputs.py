@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def without_returned_inputs(graph_module: fx.GraphModule) -> Iterator[Callable[[
     output.args = (tuple(None if k in found else result for k, result in enumerate(results)),)
     graph_module.recompile()
     try:
-        yield lambda compiled: _with_inputs(compiled, found)
+        yield lambda compiled: WithInputs(compiled, tuple(found.items()))
     finally:
         output.args = (results,)
         graph_module.recompile()
@@ -60,14 +61,24 @@ def _inputs_among(results: Any, places: dict[fx.Node, int]) -> Iterator[tuple[in
             yield k, places[node]
 
 
-def _with_inputs(compiled: _Program, found: dict[int, int]) -> _Program:
-    def run(*inputs: Any) -> Any:
-        results = list(compiled(*inputs))
-        for k, place in found.items():
+@dataclass(frozen=True)
+class WithInputs:
+    """A graph that gives inputs beside what it computes.
+
+    Args:
+        compiled: what gives None in their places.
+        places: positions of results, and of the inputs that they are.
+    """
+
+    compiled: _Program
+    places: tuple[tuple[int, int], ...]
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The results, with these inputs in their places."""
+        results = list(self.compiled(*inputs))
+        for k, place in self.places:
             results[k] = inputs[place]
         return results
-
-    return run
 
 
 def _itself(node: fx.Node) -> fx.Node:

@@ -21,6 +21,7 @@ import torch
 from ....rewrites import compat
 from ....rewrites.compat.autograd import count_writes
 from ....rewrites.record import GraphRecord
+from ...autograd.returned_inputs import WithInputs
 from ...codegen.wrapper.emit import WrapperSource
 from ...codegen.wrapper.wrapper import load
 from ..calls import row_by_row
@@ -42,6 +43,7 @@ class CachedProgram:
         static: where it may be captured as a CUDA graph, the positions of inputs whose addresses stay.
         step: in training, the forward and the backward.
         written: in inference, positions of inputs that the graph writes to, as autograd is to know.
+        returned: positions of results that are inputs, which the graph does not give, and of these.
     """
 
     name: str
@@ -50,9 +52,14 @@ class CachedProgram:
     static: frozenset[int] | None = None
     step: TrainingStep | None = None
     written: tuple[int, ...] = ()
+    returned: tuple[tuple[int, int], ...] = ()
 
-    def runner(self, graphs: CudaGraphs | None = None) -> Callable[..., tuple[Any, ...]]:
-        """The graph as a function of its inputs, outside autocast; captured where `graphs` are given."""
+    def runner(self, graphs: CudaGraphs | None = None) -> Callable[..., Any]:
+        """The program as a function of its inputs, outside autocast; captured where `graphs` are given."""
+        call = self._runner(graphs)
+        return WithInputs(call, self.returned) if self.returned else call
+
+    def _runner(self, graphs: CudaGraphs | None) -> Callable[..., tuple[Any, ...]]:
         if self.step is not None:
             return self._training(self.step, graphs)
         assert self.source is not None

@@ -29,6 +29,7 @@ class Unsaved:
     def __init__(self, inputs: int, training: bool, static: Mapping[str, frozenset[int]]) -> None:
         self.key: str | None = None  # under which to save the program, once and at all
         self.shared = False  # whether inputs share memory
+        self.returned: tuple[tuple[int, int], ...] = ()  # results that are inputs, which the graph does not give
         self.barred = False  # whether results are restored, or a rule has put in an operator that the key does not know
         self._inputs, self._training, self._static = inputs, training, static
         self._plain: tuple[Wrapper, tuple[int, ...]] | None = None  # of inference, and the inputs that it writes to
@@ -67,12 +68,12 @@ class Unsaved:
         if not told or self.barred:
             return
         if self._step is not None:
-            save(key, CachedProgram(record.name, None, record, self._static.get("forward"), self._step))
+            static = self._static.get("forward")
+            save(key, CachedProgram(record.name, None, record, static, self._step, returned=self.returned))
         elif self._plain is not None and not self._training:
-            wrapper, written = self._plain
-            save(
-                key, CachedProgram(wrapper.name, wrapper.parts, record, self._static.get("inference"), written=written)
-            )
+            (wrapper, written), static = self._plain, self._static.get("inference")
+            entry = CachedProgram(wrapper.name, wrapper.parts, record, static, written=written, returned=self.returned)
+            save(key, entry)
 
     def _takes_inputs(self, graph_module: fx.GraphModule) -> bool:
         """Whether the graph's inputs are those of the program: AOTAutograd adds parameters and buffers itself.

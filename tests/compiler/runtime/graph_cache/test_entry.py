@@ -98,21 +98,28 @@ WRITES = {
     "a part": lambda x, w: (x[1:3].zero_(), x @ w)[1],
     "copy": lambda x, w: (x.copy_(x.sin() @ w), w.mul_(2), (x * w[:4]).sum())[2],
     "detached": lambda x, w: (x.detach().add_(1), x @ w)[1],
+    "returned": lambda x, w: x.copy_(x.sin() @ w),
+    "returned beside others": lambda x, w: (x.sin(), w.mul_(2), x @ w, x.zero_()),
 }
 
 
+@pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("name", list(WRITES))
-def test_what_writes_to_inputs_is_recalled(tmp_path, name):
-    """Into their memory, as often as it is called, and autograd counts the writes."""
+def test_what_writes_to_inputs_is_recalled(tmp_path, name, train):
+    """Into their memory, as often as it is called, and autograd counts the writes.
+
+    Without gradients, AOTAutograd itself gives the inputs that are returned, and the program is compiled again.
+    """
     x, w = torch.randn(4, 8), torch.randn(8, 8)
     found = []
     for run in (WRITES[name], "compiled", "recalled"):
         torch.compiler.reset()
         mine, call = (x.clone(), w.clone()), run if callable(run) else torch.compile(WRITES[name], backend="regraft")
-        with torch.no_grad(), regraft.coverage() as cov:
+        with torch.set_grad_enabled(train), regraft.coverage() as cov:
             outs = [call(*mine) for _ in range(2)]
         found.append((mine, outs, [y._version > 0 for y in mine]))
-    assert len(entries(tmp_path)) == 1 and all("capture" not in graph.seconds for graph in cov.graphs)
+    again = any("capture" in graph.seconds for graph in cov.graphs)
+    assert len(entries(tmp_path)) == (not again) and again == ("returned" in name and not train)
     for mine in found[1:]:
         torch.testing.assert_close(mine[:2], found[0][:2])
     assert found[2][2] == found[1][2] == found[0][2]

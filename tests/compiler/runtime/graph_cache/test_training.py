@@ -84,6 +84,13 @@ def test_a_recalled_step_is_the_compiled_one(name, use):
     assert again
 
 
+def test_an_input_that_is_written_and_returned():
+    program = lambda x, w: ((x.sum() + w).sin(), x.add_(1), w * 2)  # noqa: E731
+    results, again = steps(program, tensors(False, True))
+    held(results)
+    assert again
+
+
 @pytest.mark.parametrize("grads", [(True, False), (False, True)])
 def test_inputs_without_gradients(grads):
     results, again = steps(PROGRAMS["one"], tensors(*grads))
