@@ -85,7 +85,6 @@ class Variants:
 
     def _in(self, kernels: Sequence[Any], variant: Sequence[float]) -> list[Any]:
         """The kernels in one variant; nothing where one of them cannot be built so."""
-
         try:
             return list(self._build([_in_variant(kernel, variant) for kernel in kernels]))
         except Exception:

@@ -1,5 +1,6 @@
 """Lanes and threads as part of a kernel: printed, checked, and part of what makes kernels equal."""
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -66,6 +67,7 @@ def test_equal_kernels_have_equal_lanes():
     one, other = (kernel(torch.exp, 1 << 20) for _ in range(2))
     assert one == other and hash(one) == hash(other) != hash(kernel(torch.exp, 1 << 20, instructions="avx2"))
     assert one != replace(one, threads=(Threads(()),))
+    assert pickle.loads(pickle.dumps(one)) == one
 
 
 @pytest.mark.parametrize(

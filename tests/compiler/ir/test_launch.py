@@ -1,5 +1,6 @@
 """Launches as part of a kernel: printed, checked, and part of what makes kernels equal."""
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from regraft.compiler.ir.verify_launch import launch_findings
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import CPU, GPU, schedule
 
+S = torch.empty
 I, J, K = Var("i", 8), Var("j", 512), Var("k", 64)  # noqa: E741
 
 
@@ -98,6 +100,13 @@ def test_equal_kernels_have_equal_launches():
     (launch,) = one.launches
     fewer = replace(one, launches=(replace(launch, blocks=replace(launch.blocks, warps=2 * launch.blocks.warps)),))
     assert canonical(fewer) != canonical(one) and hash(canonical(one)) == hash(canonical(other))
+
+
+def test_launches_survive_a_file():
+    for function, *inputs in ((softmax, torch.empty(128, 768)), (lambda x, y: (x.exp(), y.exp()), S(10), S(700))):
+        (kernel,) = scheduled(function, *inputs)
+        again = pickle.loads(pickle.dumps(kernel))
+        assert again == kernel and kernel_text(again) == kernel_text(kernel)
 
 
 def test_launches_go_along_with_the_number_of_iterations():
