@@ -132,7 +132,7 @@ class Compilation:
         refuse_unknown(options.without, self.rules)
         self._faults = faults_of(self.record, options)
         self._contained = Containment(self._faults)
-        self._replay = Replay(self._cuda_graphs(), options.rng, self._not_captured)
+        self._replay = Replay(self._cuda_graphs(), options.rng, options.triton.cudagraphs_launches, self._not_captured)
         self._contained.attempt(note_interruptions, self.record, gm)
         self._contained.attempt(note_configuration, self.record, options, example_inputs, self.training)
         freezing = options.freezing and not (self.training and options.template == "freezing")
@@ -414,11 +414,12 @@ class Compilation:
         wrapped = partial(self._replay.wrapped, self.record.name, graph_module, kind, returned)
         captured = do(wrapped, name="cudagraphs", default=lambda call: call)
         call, wrapper = self._code.generated(graph_module, kind)
+        worth_it = wrapper is None or self._replay.is_worth_it(kind, self.record.code[-1])
         if wrapper is not None and kind == "inference":
             self._unsaved.note_inference(graph_module, wrapper)
         if wrapper is not None and self.training:
             do(self._unsaved.note_step, graph_module, kind, wrapper, self.record)
-        return protected(call if wrapper is None else captured(call))
+        return protected(call if wrapper is None or not worth_it else captured(call))
 
     def _compiled_apart(
         self, graph_module: fx.GraphModule, parts: Split, kind: GraphKind, returned: int | None

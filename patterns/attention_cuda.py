@@ -5,6 +5,7 @@ All of them return the result first. With ``rng="statistical"`` they draw dropou
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from ..rewrites.binding import Binding
-from ..rewrites.graph import describe, dtype, shape
+from ..rewrites.graph import describe, dtype, shape, val
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate
 from ..rewrites.symbolic import known, known_equal
@@ -38,6 +39,7 @@ aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _ALIGNMENT = 8  # elements of the innermost dim in one load of the kernels
 _CUDNN_HEAD = 128
+_WIDE_CUDNN_HEAD = 256  # from cuDNN 9.5.1 on Hopper, as torch's own choice has it
 _FLASH_HEAD = 256
 
 
@@ -131,17 +133,25 @@ def _mask_is_kept(name: str, match: Binding, policy: Mapping[str, str]) -> Reaso
 
 
 def cudnn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """Half precision, heads of at most 128 elements, more than one row."""
+    """Half precision, heads of at most 128 elements, or of 256 on Hopper, more than one row."""
     reason = _basics("cudnn", match, policy, _HALF)
     if reason is not None:
         return reason
-    if not known(head_size(match) <= _CUDNN_HEAD):
-        return refused("cudnn", f"heads wider than {_CUDNN_HEAD}", match)
+    widest = _WIDE_CUDNN_HEAD if _takes_wide_heads(val(match.operands["query"]).device) else _CUDNN_HEAD
+    if not known(head_size(match) <= widest):
+        return refused("cudnn", f"heads wider than {widest}", match)
     if known_equal(shape(match.operands["query"])[-2], 1) or known_equal(shape(match.operands["key_t"])[-1], 1):
         return refused("cudnn", "one row only", match)
     if wants_mask_gradient(match):
         return refused("cudnn", "the mask needs gradients", match, "bias")
     return None
+
+
+@functools.cache
+def _takes_wide_heads(device: torch.device) -> bool:
+    if not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0) and (torch.backends.cudnn.version() or 0) >= 90501
 
 
 def flash_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:

@@ -50,11 +50,14 @@ class TritonOptions(OptionGroup):
             are one from then on. Inputs that are no parameters are copied in; results are the program's own, and no
             later call changes them. What cannot be replayed (tensors on CPUs, writes to inputs, calls that wait for
             data, operators of others) runs as it is, and the record says why.
+        cudagraphs_launches: of so many launches or more, an inference graph is captured. A replay copies what the graph
+            is given, and small results, which takes longer than one or two launches.
         tma: tiles of products and convolutions that the GPU's own unit copies: among those measured
             (``"measured"``), the only ones wherever operands allow it (``"always"``), or none (``"never"``).
     """
 
     cudagraphs: bool = False
+    cudagraphs_launches: int = 3
     tma: Tma = "measured"
 
 

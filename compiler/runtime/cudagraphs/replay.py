@@ -12,6 +12,7 @@ from torch import fx
 
 from ....rewrites.compat.autograd import places
 from ....rewrites.reason import Reason
+from ....rewrites.record import Code
 from ....rewrites.switches import allowed
 from ...options.fields import RngPolicy
 from ..calls import Boxed
@@ -25,15 +26,16 @@ class Replay:
     Args:
         graphs: captures the graphs; None if nothing is captured.
         rng: the policy for random numbers.
+        least: launches below which an inference graph is not captured.
         tell: is told why a graph is not captured.
     """
 
-    def __init__(self, graphs: CudaGraphs | None, rng: RngPolicy, tell: Callable[[Reason], None]) -> None:
+    def __init__(self, graphs: CudaGraphs | None, rng: RngPolicy, least: int, tell: Callable[[Reason], None]) -> None:
         self.graphs = graphs
         self.static: dict[
             str, frozenset[int]
         ] = {}  # positions of inputs whose addresses do not change, by kind of captured graph
-        self._rng, self._tell = rng, tell
+        self._rng, self._least, self._tell = rng, least, tell
 
     def wrapped(
         self,
@@ -71,3 +73,20 @@ class Replay:
         if kind == "forward":
             return lambda call: graphs.forward(call, static, returned or 0)
         return graphs.backward
+
+    def is_worth_it(self, kind: str, code: Code) -> bool:
+        """Whether a graph that may be captured launches enough: a replay copies what it is given and small results.
+
+        Forwards and backwards are captured together, whatever they launch.
+        """
+        launches = code.kernels + sum(code.templates.values()) + sum(call.count for call in code.kept)
+        if kind != "inference" or kind not in self.static or launches >= self._least:
+            return True
+        del self.static[kind]
+        self._tell(
+            Reason(
+                "few-launches",
+                f"{launches} launches take less time than a replay (option triton.cudagraphs_launches)",
+            )
+        )
+        return False

@@ -62,7 +62,7 @@ def test_names_are_dotted_or_nested(spelling):
     ({"template": None}, ["unknown template None", "valid: none, triton"]),
     ({"overrides": {"triton.cudagraph": True}}, ["'triton.cudagraph'", "did you mean 'triton.cudagraphs'?"]),
     ({"overrides": {"triton": {"deep": {"deeper": 1}}}}, ["unknown option 'triton.deep.deeper'", "triton.tma"]),
-    ({"overrides": {"triton": True}}, ["'triton' is a group", "triton.cudagraphs, triton.tma"]),
+    ({"overrides": {"triton": True}}, ["'triton' is a group", "triton.cudagraphs_launches, triton.tma"]),
     ({"overrides": [1]}, ["'overrides' must be a dict"]),
     ({"overrides": {"template": "aten"}}, ["can't be overridden", "beside"]),
     ({"overrides": {3: 1}}, ["unknown option '3'"]),
