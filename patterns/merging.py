@@ -106,20 +106,15 @@ def _weights(match: Binding) -> list[fx.Node]:
 
 
 def rows(x: Any) -> Reason | None:
-    """The input has rows of floating-point numbers."""
+    """The input has rows of floating-point numbers, and another product reads it, which most products lack."""
     if rank(x) < 2:
         return Reason("rank-too-low", "a single row is a vector", (x,), "two or more dims", describe(x))
     if not dtype(x).is_floating_point:
         return Reason("kernel-unavailable", "it is no product of floats", (x,), "floating point", describe(x))
+    if sum(op_name(user) in _MERGED for user in x.users) < 2:
+        message = f"nothing else is multiplied by {describe(x)}"
+        return Reason("output-missing", message, (x,), "another product of the same input", "nothing")
     return None
-
-
-def read_by_others(x: Any) -> Reason | None:
-    """Another product reads the input, too."""
-    if sum(op_name(user) in _MERGED for user in x.users) > 1:
-        return None
-    message = f"nothing else is multiplied by {describe(x)}"
-    return Reason("output-missing", message, (x,), "another product of the same input", "nothing")
 
 
 def trained_apart(match: Binding) -> Reason | None:
@@ -210,7 +205,7 @@ def _columns(sample: Sample, **changes: Any) -> Sample:
         Sample(x=T("S K"), later=T("M K"), later_bias=T("1 1"), weight=T("N K"), tags={"bias": "no"},
                refused="bias-broadcasts"),
     ],
-    guards=(rows, read_by_others, matrices, trained_apart, one_bias_each, nearby),
+    guards=(rows, matrices, trained_apart, one_bias_each, nearby),
     derived={"columns": by_columns},
     numerics=Numerics(slack=4.0),
     spell=lambda declaration: with_other_products(as_recorded(declaration)),
