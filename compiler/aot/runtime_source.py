@@ -72,6 +72,7 @@ template <class... Args> Stack call(const c10::OperatorHandle& op, Args&&... arg
   return stack;
 }
 c10::IValue none() { return c10::IValue(); }
+c10::complex<double> complex_number(double real, double imaginary) { return {real, imaginary}; }
 c10::Device cpu() { return c10::Device(c10::DeviceType::CPU); }
 std::string text(const char* given) { return given; }
 
@@ -135,7 +136,8 @@ at::Tensor empty(Sizes sizes, Sizes strides, ScalarType dtype) {
 // As c10::scalar_to_tensor, whose header has all operators: compiling an artifact would take half as long again.
 template <class T> at::Tensor number_tensor(T number) {
   using Whole = std::conditional_t<std::is_same_v<T, bool>, bool, int64_t>;
-  using Kept = std::conditional_t<std::is_floating_point_v<T>, double, Whole>;
+  using Real = std::conditional_t<std::is_floating_point_v<T>, double, Whole>;
+  using Kept = std::conditional_t<std::is_arithmetic_v<T>, Real, T>;
   at::Tensor made = at::detail::empty_strided_cpu({}, {}, c10::CppTypeToScalarType<Kept>::value);
   *static_cast<Kept*>(made.mutable_data_ptr()) = number;
   made.unsafeGetTensorImpl()->set_wrapped_number(true);

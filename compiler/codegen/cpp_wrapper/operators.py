@@ -78,7 +78,7 @@ def value_text(value: Any, kind: str, length: int, name: Callable[[Any], str]) -
         if kind == "Tensor" and found in ("int", "float", "bool"):
             return f"number_tensor({text})"
         return f"double({text})" if kind == "float" and found == "int" else text
-    if kind == "Tensor" and isinstance(value, (bool, int, float)):
+    if kind == "Tensor" and isinstance(value, (bool, int, float, complex)):
         return f"number_tensor({_constant(value, '')})"
     return _constant(value, kind)
 
@@ -102,15 +102,21 @@ def _constant(value: Any, kind: str) -> str:
         if value.type != "cpu":
             raise NotInCppError("device", f"it runs on {value}; C++ runs on CPUs")
         return "cpu()"
+    if isinstance(value, (bool, int, float, complex)):
+        return _number(value, kind)
+    if isinstance(value, str):
+        return "cpu()" if kind == "Device" else f"text({string_text(value)})"
+    raise NotInCppError("value", f"values of type {type(value).__name__} are not known to C++")
+
+
+def _number(value: complex, kind: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
         return float_text(float(value)) if kind == "float" else integer_text(value)
     if isinstance(value, float):
         return f"double({float_text(value)})"
-    if isinstance(value, str):
-        return "cpu()" if kind == "Device" else f"text({string_text(value)})"
-    raise NotInCppError("value", f"values of type {type(value).__name__} are not known to C++")
+    return f"complex_number({float_text(value.real)}, {float_text(value.imag)})"
 
 
 _PYTHON: dict[str, str] = {

@@ -15,11 +15,12 @@ struct Impl;   // c10::TensorImpl
 struct Stack;  // the results of a call
 struct Op;     // an operator's handle
 enum Kind : int {
-  NONE, TENSOR, WHOLE, REAL, TRUTH, TEXT, CPU, WHOLES, REALS, TRUTHS, TENSORS, MAYBE_TENSORS, SCALARS, MAYBE_SCALARS
+  NONE, TENSOR, WHOLE, REAL, TRUTH, TEXT, CPU, WHOLES, REALS, TRUTHS, TENSORS, MAYBE_TENSORS, SCALARS, MAYBE_SCALARS,
+  COMPLEX
 };
 struct Argument {
   int kind;
-  int64_t count;
+  int64_t count;  // of a complex number, the bits of its imaginary part
   union { Impl* tensor; int64_t whole; double real; const char* text; const Argument* items; };
 };
 union Value { Impl* tensor; int64_t whole; double real; };
@@ -115,6 +116,12 @@ struct Arg : Argument {
 using Items = std::initializer_list<Arg>;
 inline Arg none() { return Arg(); }
 inline Cpu cpu() { return Cpu(); }
+inline Arg complex_number(double real, double imaginary) {
+  Arg made(real);
+  made.kind = COMPLEX;
+  __builtin_memcpy(&made.count, &imaginary, sizeof made.count);
+  return made;
+}
 inline Text text(const char* given) { return Text{given}; }
 inline Arg whole_list(Items items) { return Arg(WHOLES, items); }
 inline Arg real_list(Items items) { return Arg(REALS, items); }

@@ -18,6 +18,7 @@ _HEADERS = r"""
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <cstring>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <initializer_list>
@@ -108,12 +109,22 @@ Impl* laid_out(Impl* given, const int64_t* order, int64_t dims) {
   for (int64_t k = 0; k < dims; ++k) back[order[k]] = k;
   return released(tensor.permute(Sizes(order, dims)).contiguous().permute(back));
 }
+c10::complex<double> complex_of(const Argument& given) {
+  double imaginary;
+  std::memcpy(&imaginary, &given.count, sizeof imaginary);
+  return {given.real, imaginary};
+}
+at::ScalarType dtype_of(const Argument& given) {
+  if (given.kind == COMPLEX) return at::kComplexDouble;
+  return given.kind == WHOLE ? at::kLong : given.kind == REAL ? at::kDouble : at::kBool;
+}
 Impl* number(const Argument* given) {
-  const auto dtype = given->kind == WHOLE ? at::kLong : given->kind == REAL ? at::kDouble : at::kBool;
+  const auto dtype = dtype_of(*given);
   at::Tensor made = at::detail::empty_strided_cpu({}, {}, dtype);
   void* place = made.mutable_data_ptr();
   if (given->kind == WHOLE) *(int64_t*)place = given->whole;
   else if (given->kind == REAL) *(double*)place = given->real;
+  else if (given->kind == COMPLEX) *(c10::complex<double>*)place = complex_of(*given);
   else *(bool*)place = given->whole;
   made.unsafeGetTensorImpl()->set_wrapped_number(true);
   return released(std::move(made));
@@ -122,6 +133,7 @@ Impl* number(const Argument* given) {
 
 _OPERATORS = r"""
 at::Scalar scalar(const Argument& given) {
+  if (given.kind == COMPLEX) return complex_of(given);
   if (given.kind == REAL) return given.real;
   return given.kind == TRUTH ? at::Scalar((bool)given.whole) : at::Scalar(given.whole);
 }
@@ -152,6 +164,7 @@ IValue value(const Argument& given) {
     case MAYBE_TENSORS: return maybe_list<at::Tensor>(given, tensor_of);
     case SCALARS: return list<at::Scalar>(given, scalar);
     case MAYBE_SCALARS: return maybe_list<at::Scalar>(given, scalar);
+    case COMPLEX: return complex_of(given);
   }
   return IValue();
 }

@@ -2,7 +2,8 @@
 
 A dialect defines the types `Tensor`, `Sizes`, `ScalarType`, `Handle` and these functions:
 
-    arguments    none cpu text, whole_list real_list truth_list tensor_list scalar_list maybe_tensors maybe_scalars
+    arguments    none cpu text complex_number
+    lists        whole_list real_list truth_list tensor_list scalar_list maybe_tensors maybe_scalars
     calls        call, and of what it gives: tensor item whole real truth
     tensors      empty over strided placed lay_out memory number_tensor
     kernels      launch

@@ -22,14 +22,23 @@ DTYPES = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fnuz, torch
 
 
 class Several(torch.nn.Module):
-    """Containers, factorizations, dtypes that kernels do not compute with, and two data-dependent sizes."""
+    """Containers, factorizations, dtypes that kernels do not compute with, complex numbers, data-dependent sizes."""
 
     def forward(self, a, b, z, *others):
         square = a.mT @ a + torch.eye(4)
         torch.linalg.cholesky(square - b.mT @ b)
         kept = OrderedDict(sorted=a.sort(1), most=[b.max(0)], sizes=a.shape)
         counted = a.nonzero(), (b > 0).nonzero() + 1
-        told = counted, torch.fft.rfft(b), z.abs() + a, z * 2, [other.to(torch.float64) for other in others], others[0]
+        turned = z * 2j, a * (1 - 0.5j), torch.full((2,), -1j), torch.where(a > 0, z, float("inf") + 2j), 2j - a
+        told = (
+            turned,
+            counted,
+            torch.fft.rfft(b),
+            z.abs() + a,
+            z * 2,
+            [other.to(torch.float64) for other in others],
+            others[0],
+        )
         return {"pair": Pair(a + b, a * b), "kept": kept}, torch.linalg.inv(square), told
 
 

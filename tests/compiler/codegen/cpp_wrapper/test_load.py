@@ -248,6 +248,14 @@ def test_what_has_no_words_in_cpp_python_does():
     assert texts(cov)
 
 
+def test_complex_numbers():
+    def function(x):
+        turned = x * 1j, torch.full((2,), -0.0 + 1e30j), torch.where(x > 0, x * (0.5 - 2j), float("inf") + 1j)
+        return [*turned, torch.complex(x, x) * (1 + 2j), 3j - x, torch.ops.aten.add.Tensor(x, x, alpha=2)]
+
+    check(function, (torch.randn(4),))
+
+
 def texts(cov):
     return [text for g in cov.graphs for name, text in g.details.items() if name.startswith("wrapper:")]
 
