@@ -41,7 +41,7 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.reason import Reason
 from .block_tables import without_tables
-from .eager_refuses import eager_may_refuse, moved_after_use
+from .eager_refuses import eager_may_refuse, moved_after_use, written_of_inference
 from .outputs import flat_outputs
 from .questions import without_questions
 from .retrace import LossyTraceError, retrace
@@ -99,6 +99,7 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
             return Captured(flat, example_inputs, refusal, restore)
         captured = retrace(plain, example_inputs, kept)
         refused = eager_may_refuse(captured.graph) or view_of_shared_input(captured.graph)
+        refused = refused or written_of_inference(captured.graph, example_inputs)
         if refused is None and _trains(example_inputs):
             refused = moved_after_use(captured.graph)
         if refused is not None:

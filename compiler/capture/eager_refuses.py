@@ -10,6 +10,7 @@
     one_hot(x.int(), 4)                 eager takes int64 only
     x.long().mul_(2.5)                  the result has a dtype that cannot be cast to that of the tensor
     rnn_tanh(..., dropout=0.5)          torch's decomposition of recurrent layers has no dropout between them
+    x.add_(1), x of inference mode      outside of it
     y = x * w; w.data = z               the backward reads `w`, which lies in other memory by then
     hardshrink(x.long())                tracing makes it of operators that take integers
     channel_shuffle(x.mT, 2)            on GPUs, of strides in which its channels cannot be split
@@ -21,7 +22,7 @@ that they refuse. The sizes of the first call are examined.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -86,6 +87,23 @@ def _split_early(node: fx.Node) -> tuple[str, str] | None:
     early = compat.is_split_by_autograd(node.target) or op_name(node) in _SPELLED_OUT
     refusal = refused(node) if early else None
     return None if refusal is None else ("refused-by-eager", f"{node.name}: {refusal}")
+
+
+def written_of_inference(graph: fx.Graph, inputs: Sequence[Any]) -> Reason | None:
+    """The reason for the first write, outside of inference mode, to an input made inside; None if there is none."""
+    if torch.is_inference_mode_enabled():
+        return None
+    pairs = zip(graph.find_nodes(op="placeholder"), inputs, strict=False)
+    made = [node for node, value in pairs if isinstance(value, torch.Tensor) and value.is_inference()]
+    memories = {memory for node in made for memory in storages(node)}
+    for node in graph.nodes if memories else ():
+        for target in written(node):
+            if not memories.isdisjoint(storages(target)):
+                message = (
+                    f"{node.name} writes to {target.name}, which inference mode has made; the program runs as it was"
+                )
+                return Reason("written-of-inference", f"{message} written", (node,))
+    return None
 
 
 def moved_after_use(graph: fx.Graph) -> Reason | None:

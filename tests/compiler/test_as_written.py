@@ -61,6 +61,24 @@ def test_memory_of_a_library(made):
     assert torch.equal(ours, program(given, X)) and [f.code for f in found.fallbacks] == ["opaque-memory"]
 
 
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(
+    "program", [lambda x: x.add_(1), lambda x: x[1].zero_() + x, lambda x: (x.t().mul_(2), x * 3)[1]]
+)
+def test_writes_to_what_inference_mode_has_made(program, before):
+    """Eager refuses them outside of inference mode, also where a program of the same text was compiled for others."""
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="regraft")
+    with torch.inference_mode():
+        x = X.clone()
+        assert torch.equal(compiled(X.clone()), program(x.clone()))
+    if before:
+        assert torch.equal(compiled(X.clone()), program(X.clone()))
+    with regraft.coverage() as found, pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        compiled(x)
+    assert {f.code for f in found.fallbacks} == {"written-of-inference"}
+
+
 def expanded(x):
     x[:, :1].expand(4, 6).add_(1)
     return x

@@ -183,7 +183,7 @@ def _tensor(value: torch.Tensor) -> str:
         raise _NoKeyError(
             f"an input is not a plain dense tensor, but a {type(value).__name__} of layout {value.layout}"
         )
-    marks = f"{value.requires_grad} {value.is_conj()} {value.is_neg()} {value.storage_offset()}"
+    marks = f"{value.requires_grad} {value.is_inference()} {value.is_conj()} {value.is_neg()} {value.storage_offset()}"
     return f"tensor {tuple(value.shape)} {value.stride()} {value.dtype} {value.device} {marks}"
 
 
