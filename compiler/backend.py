@@ -414,7 +414,8 @@ class Compilation:
         wrapped = partial(self._replay.wrapped, self.record.name, graph_module, kind, returned)
         captured = do(wrapped, name="cudagraphs", default=lambda call: call)
         call, wrapper = self._code.generated(graph_module, kind)
-        worth_it = wrapper is None or self._replay.is_worth_it(kind, self.record.code[-1])
+        code = self.record.code[-1:]  # none without a compiler
+        worth_it = wrapper is None or not code or self._replay.is_worth_it(kind, code[0])
         if wrapper is not None and kind == "inference":
             self._unsaved.note_inference(graph_module, wrapper)
         if wrapper is not None and self.training:
