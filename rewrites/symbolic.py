@@ -80,8 +80,8 @@ def equal_under_guard(a: Any, b: Any) -> bool:
     return all(compat.takes_guards(x.node.shape_env) for x in (a, b) if isinstance(x, SYMBOLIC)) and bool(a == b)
 
 
-def lies_under_guard(value: torch.SymInt | torch.SymFloat, least: int, greatest: int) -> bool:
-    """Whether a number lies between two integers on the example, with a guard that holds later calls to it."""
+def lies_under_guard(value: torch.SymInt | torch.SymFloat, least: float, greatest: float) -> bool:
+    """Whether a number lies between two others on the example, with a guard that holds later calls to it."""
     example = hint(value)
     if example is None or not least <= example <= greatest or not compat.takes_guards(value.node.shape_env):
         return False

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...rewrites import compat
 from ...rewrites.compat import tree_leaves
 from ...rewrites.symbolic import hint, lies_under_guard
 
@@ -83,7 +84,7 @@ def _sub(x: Any, y: Any, *, alpha: Any = 1) -> Any:
 
 
 def _addcmul(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
-    if not isinstance(value, torch.SymFloat):
+    if not isinstance(value, torch.SymFloat) or _beyond(value, _factors_dtype(x)):
         return NotImplemented
     if x.device.type == "cpu":  # rounded in eager's order
         return _precisely(lambda x, a, b: x + a * value * b, x, a, b)
@@ -91,7 +92,7 @@ def _addcmul(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
 
 
 def _addcdiv(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
-    if not isinstance(value, torch.SymFloat):
+    if not isinstance(value, torch.SymFloat) or _beyond(value, _factors_dtype(x)):
         return NotImplemented
     if x.device.type == "cpu":
         return _precisely(lambda x, a, b: x + a * value / b, x, a, b)
@@ -99,7 +100,7 @@ def _addcdiv(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
 
 
 def _lerp(x: Any, end: Any, weight: Any) -> Any:
-    if not isinstance(weight, torch.SymFloat):
+    if not isinstance(weight, torch.SymFloat) or _beyond(weight, _factors_dtype(x)):
         return NotImplemented
     return _precisely(lambda x, end: torch.lerp(x, end, as_tensor(weight, x)), x, end)
 
@@ -128,10 +129,16 @@ def _full_like(x: Any, number: Any, **kwargs: Any) -> Any:
 
 def _beyond(number: Any, dtype: torch.dtype) -> bool:
     """Whether eager may refuse to make an element of a number; where not, a guard holds later numbers to that."""
-    if dtype != torch.float16:
+    if dtype not in (torch.float32, *_HALVES) or hint(number) is None:
         return False
-    least, greatest = int(torch.finfo(dtype).min), int(torch.finfo(dtype).max)
-    return hint(number) is not None and not lies_under_guard(number, least, greatest)
+    if dtype != torch.float16 and not compat.takes_guards(number.node.shape_env):  # few numbers are that large
+        return False
+    return not lies_under_guard(number, torch.finfo(dtype).min, torch.finfo(dtype).max)
+
+
+def _factors_dtype(x: torch.Tensor) -> torch.dtype:
+    """In which eager takes a factor of a call: wider than 16-bit tensors."""
+    return torch.float32 if x.dtype in _HALVES else x.dtype
 
 
 def as_tensor(number: Any, like: Any) -> Any:

@@ -85,6 +85,19 @@ def test_numbers_that_float16_does_not_hold(name):
             torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", ["add", "sub", "full_like", "lists", "addcmul", "lerp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_numbers_that_no_element_holds(name, dtype):
+    torch._dynamo.reset()
+    call, pair = CALLS[name], torch.linspace(0.5, 4, 6).to(dtype).reshape(2, 3)
+    compiled = torch.compile(call, backend="regraft", dynamic=True)
+    for n in (1.5, 2.5, 1e300, -1e39, float("inf"), 1.5):
+        expected, found = (outcome(f, *pair.unbind(), n) for f in (call, compiled))
+        assert type(found) is type(expected), (n, found, expected)
+        if not isinstance(expected, str):
+            torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
 OPTIMIZERS = {
     "sgd": lambda p, foreach: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=foreach),
     "rmsprop": lambda p, foreach: torch.optim.RMSprop(p, lr=0.1, foreach=foreach),
