@@ -25,6 +25,8 @@ def known(condition: Any) -> bool:
 
 def known_equal(a: Any, b: Any) -> bool:
     """Whether two numbers are equal for every value of their symbols, with no guard added."""
+    if type(a) is int and type(b) is int:  # most are
+        return a == b
     if isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC):
         return known(a == b) or _neither_is_less(a, b)
     return bool(a == b)
@@ -52,7 +54,7 @@ def hint(value: Any) -> Any:
 
     The lengths of a nested tensor's rows are one size, which is no number.
     """
-    if not isinstance(value, SYMBOLIC):
+    if type(value) is int or not isinstance(value, SYMBOLIC):
         return value
     node = value.node
     return node.hint if node.has_hint() and not node.is_nested_int() else None

@@ -121,8 +121,20 @@ def _shares_places(result: Any) -> bool:
     """Whether elements of a tensor share places in memory."""
     if not isinstance(result, torch.Tensor) or result.layout != torch.strided:
         return False
+    if _is_contiguous(result):
+        return False
     layout = _layout(result)
     return _repeats(result) if layout is None else _overlaps(layout)
+
+
+def _is_contiguous(x: torch.Tensor) -> bool:
+    """Whether a tensor of known sizes is contiguous, as most are."""
+    end: Any = 1
+    for size, stride in zip(reversed(x.shape), reversed(x.stride()), strict=True):
+        if type(size) is not int or type(stride) is not int or stride != end:
+            return False
+        end *= size
+    return True
 
 
 def _repeats(result: torch.Tensor) -> bool:
