@@ -55,6 +55,8 @@ def _dropout(x: torch.Tensor, p: Any, train: bool) -> Any:
 def _channel_shuffle(x: torch.Tensor, groups: int) -> Any:
     if x.dim() < 3 or groups <= 0 or not known_equal(x.shape[1] % groups, 0):  # eager refuses it
         return _RECORDED
+    if known_equal(x.shape[1], 0) and x.requires_grad:  # likewise
+        return _RECORDED
     if known_equal(x.numel(), 0):
         return x.view_as(x)
     if x.device.type == "cpu" or not can_be_split(x, groups):

@@ -51,6 +51,14 @@ def test_channels_that_eager_cannot_split(strides, device):
     assert (eager_may_refuse(graph) is not None) == refused
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_no_channels(grad):
+    """Eager gives a view, but where a gradient flows it refuses what has no channels."""
+    x = torch.randn(1, 0, 7, 4, requires_grad=grad)
+    assert (TABLE[SHUFFLE](x, 2) is NotImplemented) == grad
+    assert TABLE[SHUFFLE](torch.randn(0, 4, 2, 3, requires_grad=grad), 2) is not NotImplemented
+
+
 @pytest.mark.parametrize("arguments", [(0.0, True), (0, True), (0.5, False)])
 def test_dropout_that_drops_nothing(arguments):
     x = torch.ones(3)
