@@ -415,12 +415,14 @@ class Compilation:
         captured = do(wrapped, name="cudagraphs", default=lambda call: call)
         call, wrapper = self._code.generated(graph_module, kind)
         code = self.record.code[-1:]  # none without a compiler
-        worth_it = wrapper is None or not code or self._replay.is_worth_it(kind, code[0])
+        short = self._replay.leaves_short(kind, code[0]) if code and wrapper is not None else None
+        if short is not None:  # a choice, and no fallback
+            self.record.details["cudagraphs"] = short.message
         if wrapper is not None and kind == "inference":
             self._unsaved.note_inference(graph_module, wrapper)
         if wrapper is not None and self.training:
             do(self._unsaved.note_step, graph_module, kind, wrapper, self.record)
-        return protected(call if wrapper is None or not worth_it else captured(call))
+        return protected(call if wrapper is None or short is not None else captured(call))
 
     def _compiled_apart(
         self, graph_module: fx.GraphModule, parts: Split, kind: GraphKind, returned: int | None

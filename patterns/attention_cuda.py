@@ -149,7 +149,7 @@ def cudnn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
 
 @functools.cache
 def _takes_wide_heads(device: torch.device) -> bool:
-    if not torch.cuda.is_available():
+    if device.type != "cuda" or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_capability(device) == (9, 0) and (torch.backends.cudnn.version() or 0) >= 90501
 

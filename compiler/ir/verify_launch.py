@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from ...rewrites.words import counted
 from .accesses import nests, statements
 from .index.index import Var
 from .kernel import Kernel, Loop, Statement
@@ -63,7 +64,7 @@ def _tile(blocks: Blocks, widest: int) -> Iterator[str]:
     numbers = {"rows": blocks.row_block, "columns": blocks.column_block, "warps": blocks.warps}
     yield from (f"{n} {name} are no power of two" for name, n in numbers.items() if n < 1 or n & (n - 1))
     if not blocks.rows and blocks.row_block != 1:
-        yield f"a block has {blocks.row_block} rows, of no loop"
+        yield f"a block has {counted(blocks.row_block, 'row')}, of no loop"
     if blocks.warps * THREADS > _MOST_THREADS:
         yield f"a program has {blocks.warps * THREADS} threads, more than {_MOST_THREADS}"
     elements = blocks.row_block * blocks.column_block

@@ -128,7 +128,8 @@ def near(
     exact = function(*(x.double() if x.is_floating_point() else x for x in inputs))
     assert (result.shape, result.dtype, result.stride()) == (eager.shape, eager.dtype, eager.stride())
     finite = eager.isfinite()
-    assert torch.equal(result.isnan(), eager.isnan()), source.text
+    # With AMX, eager's products of 16 bits spread the NaN of one row over two.
+    assert any(torch.equal(result.isnan(), wanted.isnan()) for wanted in (eager, exact)), source.text
     assert torch.equal(result[~finite & ~eager.isnan()], eager[~finite & ~eager.isnan()]), source.text
     if finite.any():
         # Where eager's library happens to round no sum of a small result, what float32 holds of one is allowed.

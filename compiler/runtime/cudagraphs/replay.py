@@ -14,6 +14,7 @@ from ....rewrites.compat.autograd import places
 from ....rewrites.reason import Reason
 from ....rewrites.record import Code
 from ....rewrites.switches import allowed
+from ....rewrites.words import counted
 from ...options.fields import RngPolicy
 from ..calls import Boxed
 from .graphs import CudaGraphs
@@ -74,19 +75,14 @@ class Replay:
             return lambda call: graphs.forward(call, static, returned or 0)
         return graphs.backward
 
-    def is_worth_it(self, kind: str, code: Code) -> bool:
-        """Whether a graph that may be captured launches enough: a replay copies what it is given and small results.
+    def leaves_short(self, kind: str, code: Code) -> Reason | None:
+        """Why a graph that may be captured is left as it is: a replay copies what it is given and small results.
 
         Forwards and backwards are captured together, whatever they launch.
         """
         launches = code.kernels + sum(code.templates.values()) + sum(call.count for call in code.kept)
         if kind != "inference" or kind not in self.static or launches >= self._least:
-            return True
+            return None
         del self.static[kind]
-        self._tell(
-            Reason(
-                "few-launches",
-                f"{launches} launches take less time than a replay (option triton.cudagraphs_launches)",
-            )
-        )
-        return False
+        few = counted(launches, "launch", "launches")
+        return Reason("few-launches", f"{few} in less time than a replay (option triton.cudagraphs_launches)")

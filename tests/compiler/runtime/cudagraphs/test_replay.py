@@ -11,7 +11,7 @@ PRODUCT = KeptCall("aten.mm", 1, "library", "a library's")
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "worth_it"),
+    ("kind", "code", "captured"),
     [
         ("inference", Code("inference", 0, 0), False),  # views alone: an empty capture
         ("inference", Code("inference", 2, 2), False),
@@ -21,14 +21,15 @@ PRODUCT = KeptCall("aten.mm", 1, "library", "a library's")
         ("forward", Code("forward", 1, 1), True),  # captured with its backward
     ],
 )
-def test_inference_graphs_of_few_launches_run_as_they_are(kind, code, worth_it):
-    told = []
-    replay = Replay(None, "statistical", 3, told.append)
+def test_inference_graphs_of_few_launches_run_as_they_are(kind, code, captured):
+    replay = Replay(None, "statistical", 3, lambda reason: None)
     replay.static[kind] = frozenset({0})
-    assert replay.is_worth_it(kind, code) == worth_it == (kind in replay.static)
-    assert [reason.code for reason in told] == ([] if worth_it else ["few-launches"])
+    reason = replay.leaves_short(kind, code)
+    assert (reason is None) == captured == (kind in replay.static)
+    assert reason is None or reason.code == "few-launches"
 
 
 def test_graphs_that_are_not_captured_anyway_are_not_told_again():
-    told = []
-    assert Replay(None, "statistical", 3, told.append).is_worth_it("inference", Code("inference", 1, 1)) and not told
+    assert (
+        Replay(None, "statistical", 3, lambda reason: None).leaves_short("inference", Code("inference", 1, 1)) is None
+    )
