@@ -132,16 +132,26 @@ def _outer(a: Sequence[bool], b: Sequence[bool]) -> bool:
 
 @respelling("aten.einsum")
 def two_at_a_time(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """einsum("bqd,de,bke->bqk", q, w, k)  ->  einsum("bqe,bke->bqk", einsum("bqd,de->bqe", q, w), k)."""
+    """einsum("bqd,de,bke->bqk", q, w, k)  ->  einsum("bqe,bke->bqk", einsum("bqd,de->bqe", q, w), k).
+
+    A path, which torch gives where opt_einsum is installed, names the operands of each product among those that are
+    left, of which earlier results are the last.
+    """
     parsed = _terms(node)
-    if parsed is None or len(parsed[0]) < 3 or arguments(node).get("path") is not None:
+    if parsed is None or len(parsed[0]) < 3:
         return None
     terms, out = parsed
+    path = arguments(node).get("path")
+    pair = sorted(path[:2]) if path else [0, 1]
+    rest = [k for k in range(len(terms)) if k not in pair]
     operands = list(node.args[1])  # type: ignore[arg-type]
-    needed = {c for term in terms[2:] for c in term} | set(out)
-    kept = [c for c in dict.fromkeys(terms[0] + terms[1]) if c in needed]
-    first = _einsum(edit, terms[:2], kept, operands[:2])
-    return _einsum(edit, ["".join(kept), *terms[2:]], out, [first, *operands[2:]])
+    needed = {c for k in rest for c in terms[k]} | set(out)
+    kept = [c for c in dict.fromkeys(terms[pair[0]] + terms[pair[1]]) if c in needed]
+    product = _einsum(edit, [terms[k] for k in pair], kept, [operands[k] for k in pair])
+    others, left = [terms[k] for k in rest], [operands[k] for k in rest]
+    if not path:
+        return _einsum(edit, ["".join(kept), *others], out, [product, *left])
+    return _einsum(edit, [*others, "".join(kept)], out, [*left, product], path[2:])
 
 
 @respelling("aten.einsum")
@@ -171,9 +181,12 @@ def _terms(node: fx.Node) -> tuple[list[str], str] | None:
     return terms, out
 
 
-def _einsum(edit: Editor, terms: Sequence[Any], out: Sequence[str], operands: Sequence[fx.Node]) -> fx.Node:
+def _einsum(
+    edit: Editor, terms: Sequence[Any], out: Sequence[str], operands: Sequence[fx.Node], path: Sequence[int] = ()
+) -> fx.Node:
     equation = ",".join("".join(t) for t in terms) + "->" + "".join(out)
-    return edit.call(aten.einsum.default, equation, list(operands))
+    named = {"path": list(path)} if len(operands) > 2 and path else {}
+    return edit.call(aten.einsum.default, equation, list(operands), **named)
 
 
 @respelling("aten.pad", "aten.constant_pad_nd")

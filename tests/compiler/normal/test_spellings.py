@@ -363,6 +363,16 @@ def test_head_layout(layout) -> None:
     assert form(layout, heads(*X), heads(*X), heads(*X)) == SELF
 
 
+@pytest.mark.parametrize("path", [None, [0, 1, 0, 1, 0, 1], [2, 3, 1, 2, 0, 1], [0, 1, 2, 0, 0, 1], [1, 2, 0, 2, 1, 0]])
+def test_products_of_several_operands_follow_their_path(path: list[int] | None) -> None:
+    """It names the operands of each product, earlier results last: torch gives one where opt_einsum is installed."""
+    function = lambda *operands: torch.ops.aten.einsum.default("ab,cb,cd,ed->ae", operands, path=path)  # noqa: E731
+    operands = [heads(3, 4), heads(5, 4), heads(5, 6), heads(2, 6)]
+    found = form(function, *operands)
+    assert "einsum" not in found and found.count("matmul") == 3
+    torch.testing.assert_close(torch.compile(function, backend="regraft")(*operands), function(*operands))
+
+
 def _repeat(x: torch.Tensor, how: str) -> torch.Tensor:
     b, h, t, d = x.shape
     if how == "expand":
