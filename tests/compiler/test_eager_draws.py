@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import takes_turns
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..support import simulated_gpu
@@ -77,6 +78,7 @@ def and_a_residual(q, k, v):
 PROGRAMS = {**ATTENTIONS, "with weights": with_weights, "and a residual": and_a_residual}
 
 
+@takes_turns("trains")
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from support.thorough import one_row_in
+from support.thorough import one_row_in, takes_turns
 from support.versions import not_in_old_torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -60,6 +60,7 @@ def outcome(call, *inputs):
         return str(error)[:40]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", INTEGER_CALLS)
 def test_integers_times_a_float_are_what_eager_makes_of_them(name):
     call, whole = INTEGER_CALLS[name], torch.arange(6).reshape(2, 3)
@@ -85,6 +86,7 @@ def test_numbers_that_float16_does_not_hold(name):
             torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2, equal_nan=True)
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("name", ["add", "sub", "full_like", "lists", "addcmul", "lerp"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_numbers_that_no_element_holds(name, dtype):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 
@@ -40,6 +40,7 @@ LIES = {
 }
 
 
+@one_row_in(2)
 @takes_turns("lies")
 @pytest.mark.parametrize("lies", LIES)
 @pytest.mark.parametrize("where", ["temporary", "input", "with gradient"])

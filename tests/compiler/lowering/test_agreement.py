@@ -231,6 +231,7 @@ def test_numbers_that_a_dtype_does_not_hold(name):
     assert not stays(lambda x, i: FILLS[name](x, 3, i), torch.zeros(3), ROWS)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", FACTORS)
 def test_numbers_beyond_what_an_operator_computes_in(name):
     """Eager raises; most operators compute 16 bits in float32, which holds more."""
@@ -242,6 +243,7 @@ def test_numbers_beyond_what_an_operator_computes_in(name):
     assert not stays(lambda x: FACTORS[name](x, 0.25), torch.ones(3, dtype=torch.float16))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", FILLS)
 def test_numbers_that_change_are_held_to_what_a_dtype_holds(name):
     integers = ((torch.uint8, 300),) if name != "steps" else ()  # steps of integers stay a call

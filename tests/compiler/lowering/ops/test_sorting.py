@@ -129,6 +129,7 @@ EXTREMES = {
 }
 
 
+@takes_turns("descending")
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("dtype", EXTREMES, ids=str)
 def test_least_and_greatest_of_each_dtype_come_first_and_last(dtype, descending):
