@@ -103,3 +103,22 @@ def test_a_gpu_rounds_no_mask(kernel: Any, mask: str, taken: bool, monkeypatch: 
     found = rewritten(function, (q, k, v, normal(8, 600)), rules=rules)
     assert found.count("sdpa") == taken
     assert taken or "kernel-unavailable" in found.codes
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "version", "wide"),
+    [
+        ("cuda", (9, 0), 91900, True),
+        ("cuda", (9, 0), 90400, False),
+        ("cuda", (9, 0), None, False),
+        ("cuda", (8, 0), 91900, False),
+        ("cpu", (9, 0), 91900, False),
+    ],
+)
+def test_heads_that_cudnn_takes(
+    device: str, capability: tuple[int, int], version: int | None, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
+    assert attention_cuda._takes_wide_heads.__wrapped__(torch.device(device)) == wide

@@ -76,13 +76,13 @@ class Replay:
         return graphs.backward
 
     def leaves_short(self, kind: str, code: Code) -> Reason | None:
-        """Why a graph that may be captured is left as it is: a replay copies what it is given and small results.
+        """Leave an inference graph of few launches as it is, and say why; None where the graph is captured.
 
-        Forwards and backwards are captured together, whatever they launch.
+        A replay copies inputs and small results. Forwards and backwards are captured together, whatever they launch.
         """
         launches = code.kernels + sum(code.templates.values()) + sum(call.count for call in code.kept)
         if kind != "inference" or kind not in self.static or launches >= self._least:
             return None
         del self.static[kind]
         few = counted(launches, "launch", "launches")
-        return Reason("few-launches", f"{few} in less time than a replay (option triton.cudagraphs_launches)")
+        return Reason("few-launches", f"a replay would take longer than {few} (option triton.cudagraphs_launches)")

@@ -23,9 +23,10 @@ def _given(a, b):
 @one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("first", [(0, 3), (0, 0), (4, 0)])
+@pytest.mark.parametrize("first", [(0, 3), (0, 0), (4, 0), (0, 5), (8, 0)])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_inputs_in_one_memory(name, first, dynamic):
+    """The inputs of the first call overlap, or lie apart, which AOTAutograd takes for independent without a guard."""
     torch.compiler.reset()
     function = FUNCTIONS[name]
     compiled = torch.compile(function, backend="regraft", dynamic=dynamic)
@@ -41,21 +42,6 @@ def test_only_inputs_that_overlap_and_may_be_written_are_looked_at():
     assert places_of(writes, [x, 3, y, torch.ones(2)]) == [(0, 0, 0), (2, 0, 3)]
     assert not places_of(writes, [*_given(0, 5), torch.ones(2), None]) and not places_of(writes, [x])
     assert not places_of(torch.fx.symbolic_trace(lambda x, y: torch.sin(x) + y), [x, y])
-
-
-@takes_turns("dynamic")
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("first", [(0, 5), (8, 0)])
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_inputs_that_lay_apart_in_one_memory(name, first, dynamic):
-    """AOTAutograd takes them for independent ones, and nobody guards that they do not overlap."""
-    torch.compiler.reset()
-    function = FUNCTIONS[name]
-    compiled = torch.compile(function, backend="regraft", dynamic=dynamic)
-    for place in [first, *PLACES]:
-        own, eager = _given(*place), _given(*place)
-        torch.testing.assert_close(compiled(*own), function(*eager))
-        torch.testing.assert_close(own, eager)
 
 
 class Counting(torch.nn.Module):
