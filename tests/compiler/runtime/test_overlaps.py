@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.thorough import one_row_in, takes_turns
+from support.thorough import takes_turns
 
 import regraft  # noqa: F401 (registers the backend)
 from regraft.compiler.runtime.overlaps import apart_from_written, places_of
@@ -20,7 +20,6 @@ def _given(a, b):
     return memory[a : a + 5], memory[b : b + 5]
 
 
-@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("first", [(0, 3), (0, 0), (4, 0), (0, 5), (8, 0)])
