@@ -415,7 +415,7 @@ _SECOND_IMAGES = (  # of a gradient and an input, that of the input is
     "native_batch_norm_backward"
 )
 _LIKE = {  # memory like an operand's
-    0: "huber_loss log_sigmoid_backward soft_margin_loss _prelu_kernel",
+    0: "huber_loss log_sigmoid_backward soft_margin_loss _prelu_kernel index_fill",
     1: "binary_cross_entropy_backward",
     2: "soft_margin_loss_backward",
 }
@@ -433,7 +433,7 @@ _NAMES: dict[Rule, str] = {
 RULES: dict[str, Rule] = {f"aten.{name}": rule for rule, names in _NAMES.items() for name in names.split()}
 _ON_ALL_DEVICES = frozenset(
     f"aten.{name}"
-    for names in (_ITERATED, _DENSE_ROWS_ANYWHERE, "index.Tensor", *_ITERATED_IN.values())
+    for names in (_ITERATED, _DENSE_ROWS_ANYWHERE, "index.Tensor index_fill", *_ITERATED_IN.values())
     for name in names.split()
 )
 

@@ -257,6 +257,18 @@ COPIES = {
 }
 
 
+@pytest.mark.parametrize("given", [torch.randn(20).as_strided((3, 3, 3), (2, 1, 3)), torch.randn(4, 3, 5).mT])
+def test_filled_copies_lie_as_clones(given):
+    torch._dynamo.reset()
+
+    def function(x):
+        index = torch.tensor([1])
+        return x.index_fill(0, index, 2.0), x.index_fill(-1, index, x[0, 0, 0])
+
+    for ours, eager in zip(torch.compile(function, backend="regraft")(given), function(given), strict=True):
+        assert ours.equal(eager) and ours.stride() == eager.stride()
+
+
 def written_once(x):
     """The sum that undoes `expand` sees every element once."""
     x.expand(2, *x.shape)[0].add_(1)
