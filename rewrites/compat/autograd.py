@@ -275,13 +275,13 @@ def calls_plainly(in_training: bool = False) -> bool:
     And gives its outputs as they are: no input is written but by the graph itself (see `versions_written`), no output
     is a view of an input or another output, grad mode stays, and there are no subclasses, effect tokens or generator
     states to carry. `in_training`, an output may be the only view of what it is made from: AOTAutograd makes it a
-    tensor of its own.
+    tensor of its own. In inference an output may be an input: see `returned_inputs`.
     """
     metadata = _metadata()
     if metadata is None:
         return False
     written = metadata.grad_enabled_mutation is not None or any(map(_is_written_outside, metadata.input_info))
-    own = ("non_alias", "unsafe_view_alias") if in_training else ("non_alias",)
+    own = ("non_alias", "unsafe_view_alias") if in_training else ("non_alias", "is_input")
     views = any(o.output_type.name not in own for o in metadata.output_info)
     kinds = {type(meta).__name__ for meta in metadata.subclass_inp_meta}
     plain = kinds <= {"PlainTensorMeta", "int"}
@@ -302,6 +302,13 @@ def versions_written() -> tuple[int, ...]:
     """
     metadata = _metadata()
     return () if metadata is None else tuple(metadata.mutated_graph_handled_indices_seen_by_autograd)
+
+
+def returned_inputs() -> tuple[tuple[int, int], ...]:
+    """Positions of results of the graph being compiled that are inputs, and of these: AOTAutograd gives the inputs."""
+    metadata = _metadata()
+    infos = () if metadata is None else metadata.output_info
+    return tuple((k, int(info.base_idx)) for k, info in enumerate(infos) if info.output_type.name == "is_input")
 
 
 def writes_inputs() -> bool:

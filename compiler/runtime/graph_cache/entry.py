@@ -43,7 +43,7 @@ class CachedProgram:
         static: where it may be captured as a CUDA graph, the positions of inputs whose addresses stay.
         step: in training, the forward and the backward.
         written: in inference, positions of inputs that the graph writes to, as autograd is to know.
-        returned: positions of results that are inputs, which the graph does not give, and of these.
+        returned: positions of results that are inputs, and of these: the graph may give None, or what is no input.
     """
 
     name: str

@@ -10,11 +10,21 @@ from dataclasses import replace
 
 from torch import fx
 
-from ....rewrites.compat.autograd import StepFacts, calls_plainly, step_facts, versions_written, writes_inputs
+from ....rewrites.compat.autograd import (
+    StepFacts,
+    calls_plainly,
+    returned_inputs,
+    step_facts,
+    versions_written,
+    writes_inputs,
+)
 from ....rewrites.record import GraphRecord
 from ...codegen.wrapper.wrapper import Wrapper
 from .entry import CachedProgram, save
 from .training import TrainingStep, step_of
+
+Places = tuple[tuple[int, int], ...]
+"""Of results, and of the inputs that they are."""
 
 
 class Unsaved:
@@ -29,17 +39,17 @@ class Unsaved:
     def __init__(self, inputs: int, training: bool, static: Mapping[str, frozenset[int]]) -> None:
         self.key: str | None = None  # under which to save the program, once and at all
         self.shared = False  # whether inputs share memory
-        self.returned: tuple[tuple[int, int], ...] = ()  # results that are inputs, which the graph does not give
+        self.returned: Places = ()  # results that are inputs, which the graph does not give
         self.barred = False  # whether results are restored, or a rule has put in an operator that the key does not know
         self._inputs, self._training, self._static = inputs, training, static
-        self._plain: tuple[Wrapper, tuple[int, ...]] | None = None  # of inference, and the inputs that it writes to
+        self._plain: tuple[Wrapper, tuple[int, ...], Places] | None = None  # of inference: also what it writes, returns
         self._forward: tuple[Wrapper, StepFacts] | None = None
         self._step: TrainingStep | None = None
 
     def note_inference(self, graph_module: fx.GraphModule, wrapper: Wrapper) -> None:
         """Remember the wrapper of an inference graph, if it runs without AOTAutograd."""
         if calls_plainly() and self._takes_inputs(graph_module):
-            self._plain = wrapper, versions_written()
+            self._plain = wrapper, versions_written(), returned_inputs()
 
     def note_step(self, graph_module: fx.GraphModule, kind: str, wrapper: Wrapper, record: GraphRecord) -> None:
         """Remember what a training step needs to run without AOTAutograd, if it can; save it with its backward."""
@@ -71,8 +81,9 @@ class Unsaved:
             static = self._static.get("forward")
             save(key, CachedProgram(record.name, None, record, static, self._step, returned=self.returned))
         elif self._plain is not None and not self._training:
-            (wrapper, written), static = self._plain, self._static.get("inference")
-            entry = CachedProgram(wrapper.name, wrapper.parts, record, static, written=written, returned=self.returned)
+            (wrapper, written, given), static = self._plain, self._static.get("inference")
+            returned = (*given, *self.returned)
+            entry = CachedProgram(wrapper.name, wrapper.parts, record, static, written=written, returned=returned)
             save(key, entry)
 
     def _takes_inputs(self, graph_module: fx.GraphModule) -> bool:
