@@ -69,7 +69,7 @@ from .runtime.gc_pause import collected_once
 from .runtime.graph_cache.entry import recall
 from .runtime.graph_cache.key import depends_on_values, graph_key, share_memory
 from .runtime.graph_cache.unsaved import Unsaved
-from .runtime.overlaps import apart_from_written, at_their_places, places_of
+from .runtime.overlaps import Lying, at_their_places
 from .stages import Stages
 
 logger = logging.getLogger("regraft")
@@ -167,10 +167,10 @@ class Compilation:
         """
         try:
             gm, inputs = self._gm, self._example_inputs
-            places, apart = (places_of(gm, inputs), apart_from_written(gm, inputs)) if watched else ([], [])
+            lying = Lying.of(gm, inputs) if watched else None
             with left_out(self.options.without):
                 compiled = self._contained.run(self._run)
-            return at_their_places(compiled, gm, places, apart)
+            return compiled if lying is None else at_their_places(compiled, gm, lying)
         except Exception as error:  # outside of all passes
             if self._faults.lets_through(error):
                 raise  # as it is: it may be for the user

@@ -3,16 +3,19 @@
     x, y = t[0:5], t[3:8]      x.add_(1); y + 1      compiled; with t[0:5] and t[4:9] it runs as it was written
     x, y = t[0:5], u[0:5]      x.add_(1); y + 1      compiled; with t[0:5] and t[3:8] it runs as it was written
     x, y = t[0:5], t[5:9]      x.add_(1); y + 1      the same
+    x, y = t[0:5], t[3:8]      x.add_(1); y + 1      compiled, `t` of 9 elements; with `t` of 20 the same
 
-Where one of them is written, AOTAutograd makes one tensor of them, and of it the inputs again, at the offsets that it
-has seen. Dynamo guards that they overlap in some way, not in which; and nothing at all where they did not overlap. That
-holds for a buffer that a module writes, too, of which a caller gives a part (`module(module.state[0])`).
+Where one of them is written, AOTAutograd makes one tensor of them, and of it the inputs again, at the offsets and of
+the sizes that it has seen. Dynamo guards that they overlap in some way, not in which; and nothing at all where they did
+not overlap. That holds for a buffer that a module writes, too, of which a caller gives a part (`module(module.state[0])`), and for a
+weight that it only reads, where the program writes to what it is given (`module(module.weight.detach())`).
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -20,40 +23,96 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
-from ...rewrites.compat.memory import storage_key
+from ...rewrites.compat.memory import storage_key, storages_users
 from ...rewrites.graph import nodes_in
 from ...rewrites.symbolic import hint
 
 _Place = tuple[int, int, int]  # an input, the first that lies in its memory, and the offset there
+_Base = tuple[tuple[int, ...], Any]  # the inputs of one memory, and what AOTAutograd makes their tensor of
+_ALONE = 2  # references to the memory of a tensor that no other looks into: its own, and Python's
 
 
-def at_their_places(
-    compiled: Callable[..., Any],
-    program: Callable[..., Any],
-    places: Sequence[_Place],
-    apart: Sequence[int] = (),
-) -> Callable[..., Any]:
+@dataclass(frozen=True)
+class Lying:
+    """How the inputs of a program lay when it was compiled, as far as that matters.
+
+    Args:
+        places: as `places_of` found them.
+        bases: as `bases_of` found them.
+        apart: as `apart_from_written` found them.
+        written, held: as `held_beside_written` found them.
+    """
+
+    places: Sequence[_Place]
+    bases: Sequence[_Base]
+    apart: Sequence[int]
+    written: Sequence[int]
+    held: Sequence[int]
+
+    @classmethod
+    def of(cls, program: fx.GraphModule, inputs: Sequence[Any]) -> Lying:
+        """How the inputs lie now."""
+        places, apart = places_of(program, inputs), apart_from_written(program, inputs)
+        bases = bases_of(inputs) if places else []
+        return cls(places, bases, apart, *held_beside_written(program, inputs))
+
+    def holds(self, inputs: Sequence[Any]) -> bool:
+        """Whether these inputs lie in the same way."""
+        return (
+            all(_lies(inputs[k], inputs[first], offset) for k, first, offset in self.places)
+            and all(_base([inputs[k] for k in own]) == base for own, base in self.bases)
+            and not _meet([inputs[k] for k in self.apart])
+            and not (self.written and _are_parts([inputs[k] for k in self.written], inputs, self.held))
+        )
+
+
+def at_their_places(compiled: Callable[..., Any], program: Callable[..., Any], lying: Lying) -> Callable[..., Any]:
     """`compiled`, but `program` for inputs that lie otherwise.
 
     Args:
         compiled: what is returned itself where nothing needs to be looked at.
         program: what it was compiled from.
-        places: as `places_of` found them.
-        apart: as `apart_from_written` found them.
+        lying: how the inputs lay when it was.
     """
-    if not places and not apart:
+    if not lying.places and not lying.apart and not lying.written:
         return compiled
 
     def run(*inputs: Any) -> Any:
-        met = all(_lies(inputs[k], inputs[first], offset) for k, first, offset in places)
-        return compiled(*inputs) if met and not _meet([inputs[k] for k in apart]) else program(*inputs)
+        return compiled(*inputs) if lying.holds(inputs) else program(*inputs)
 
     return run
+
+
+def _are_parts(written: Sequence[torch.Tensor], inputs: Sequence[Any], held: Sequence[int]) -> bool:
+    """Whether what the caller gives lies in what the module holds: only where others look into its memory at all."""
+    keys = {storage_key(x) for x in written}
+    shared = {key for key, users in zip(keys, storages_users(keys), strict=True) if users > _ALONE}
+    near = [inputs[k] for k in held if storage_key(inputs[k]) in shared] if shared else []
+    return bool(near) and bool(_shared([*written, *near]))
 
 
 def _meet(inputs: Sequence[torch.Tensor]) -> bool:
     keys = {storage_key(x) for x in inputs}
     return len(keys) < len(inputs) and bool(_shared(inputs))
+
+
+def bases_of(inputs: Sequence[Any]) -> list[_Base]:
+    """Of each memory in which some inputs overlap, these inputs and what they are seen as parts of."""
+    return [(tuple(own), _base([inputs[k] for k in own])) for own in _shared(inputs)]
+
+
+def _base(own: Sequence[torch.Tensor]) -> Any:
+    """What AOTAutograd takes for the tensor that these inputs are parts of.
+
+    That is the one that autograd knows, in its sizes and strides, or else the whole memory as one row.
+    """
+    known = [x._base for x in own if x._base is not None]
+    if not known:
+        return hint(own[0].untyped_storage().nbytes())
+    base = known[0]
+    alone = all(other is base for other in (*known, *(x for x in own if x._base is None)))
+    numbers = (*base.shape, *base.stride(), base.storage_offset())
+    return (base.dim(), base.dtype, *map(hint, numbers)) if alone else None
 
 
 def places_of(program: fx.GraphModule, inputs: Sequence[Any]) -> list[_Place]:
@@ -84,6 +143,29 @@ def apart_from_written(program: fx.GraphModule, inputs: Sequence[Any]) -> list[i
         return []
     found = sorted(k for own in memories for k in (own[:1] if own in together else own))
     return found if len(found) > 1 and changed.intersection(found) and free.intersection(found) else []
+
+
+def held_beside_written(program: fx.GraphModule, inputs: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Inputs of the caller's that the program may write to, and what modules hold and it does not write.
+
+    Of the latter `apart_from_written` looks at none. None of either where they overlap now, or there are none.
+    """
+    placeholders = program.graph.find_nodes(op="placeholder")[: len(inputs)]
+    try:
+        memories = _memories_written(program)
+        strided = [k for own in _by_memory(inputs, range(len(inputs))) for k in own]
+        changed = {k for k in strided if _is_among(placeholders[k], memories)}
+        written = [k for k in strided if k in changed and not compat.is_held(placeholders[k])]
+        held = [k for k in strided if compat.is_held(placeholders[k]) and (memories is None or k not in changed)]
+        now = _overlap_between(inputs, written, held)
+    except (RuntimeError, NotImplementedError):  # tensors without memory of their own
+        return [], []
+    return (written, held) if written and held and not now else ([], [])
+
+
+def _overlap_between(inputs: Sequence[Any], written: Sequence[int], held: Sequence[int]) -> bool:
+    keys = {storage_key(inputs[k]) for k in written}
+    return any(storage_key(inputs[k]) in keys for k in held)
 
 
 def _is_among(node: fx.Node, memories: set[int] | None) -> bool:

@@ -44,9 +44,9 @@ SETTING_UP = {
     "compile_lock", "is_watched", "dynamo_signal", "_requires_grad", "_as_it_is", "flat_outputs",
     "differentiate", "_begun_ahead", "as_calls", "plugin_rules", "backend", "restored",
     "allowed", "changes", "changing", "code_is_logged", "debug_dir", "left_out", "pass_facts", "refuse_unknown",
-    "backends_around", "backends_throughout", "bodies", "captured_bodies", "is_renamed_tensor", "places_of",
+    "backends_around", "backends_throughout", "bodies", "captured_bodies", "is_renamed_tensor",
     "row_by_row", "at_their_places", "at_eagers_place", "sizes_unread", "ships_with_torch", "graph_break",
-    "apart_from_written", "refusals", "_refused", "versions_written", "writes_inputs",
+    "refusals", "_refused", "versions_written", "writes_inputs",
 }  # fmt: skip
 
 

@@ -1,5 +1,9 @@
 """Inputs that lie in one memory give what eager gives, wherever they lie in later calls."""
 
+import contextlib
+import itertools
+import math
+
 import pytest
 import torch
 from support.thorough import takes_turns
@@ -54,6 +58,52 @@ class Counting(torch.nn.Module):
     def forward(self, x):
         self.state.add_(1)
         return x * self.scale
+
+
+def test_the_memory_that_inputs_are_parts_of_is_another():
+    """AOTAutograd makes one tensor of the whole memory, and writes to all of it: of more elements than there were."""
+    function = FUNCTIONS["written first"]
+    for known, mode in itertools.product((True, False), (contextlib.nullcontext, torch.inference_mode)):
+        torch.compiler.reset()
+        compiled = torch.compile(function, backend="regraft")
+        with mode():
+            for sizes in ((20,), (9,), (4096,), (9, 1), (20, 1), (5, 4), (2, 10)):
+                memories = [torch.arange(float(math.prod(sizes))).view(sizes) for _ in range(2)]
+                flat = [x.view(-1) if known else x.detach().view(-1) for x in memories]
+                ours, eager = (run(x[:5], x[3:8]) for run, x in zip((compiled, function), flat, strict=True))
+                torch.testing.assert_close(ours, eager)
+                torch.testing.assert_close(*memories)
+
+
+class Scaled(torch.nn.Module):
+    """It writes to what it is given, and then reads its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.shift = (torch.nn.Parameter(torch.full((4,), n)) for n in (2.0, 3.0))
+
+    def forward(self, x):
+        before = self.scale * self.shift
+        x[1:].add_(1)
+        return before, x * self.scale + self.shift
+
+
+@takes_turns("dynamic")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+def test_what_a_module_reads_is_given_to_it_and_written(train, dynamic):
+    torch.compiler.reset()
+    ours, eager = Scaled(), Scaled()
+    compiled = torch.compile(ours, backend="regraft", dynamic=dynamic)
+    own = torch.ones(4)
+    parts = (
+        lambda m: own.clone(), lambda m: m.scale.detach(), lambda m: m.shift.data,
+        lambda m: m.scale.detach().view(2, 2)[:, :1].expand(2, 2).reshape(4), lambda m: own.clone()
+    )  # fmt: skip
+    with torch.set_grad_enabled(train):
+        for part in parts:
+            torch.testing.assert_close(compiled(part(ours)), eager(part(eager)))
+            torch.testing.assert_close(list(ours.parameters()), list(eager.parameters()))
 
 
 @takes_turns("dynamic")
