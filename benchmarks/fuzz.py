@@ -3,6 +3,7 @@
     python benchmarks/fuzz.py --count 10000 --jobs 8 --state fuzz.jsonl --summary fuzz.json
     python benchmarks/fuzz.py --count 20000 --jobs 12 --device cuda --budget 500 --state fuzz_cuda.jsonl
     python benchmarks/fuzz.py --count 1000 --give-up
+    python benchmarks/fuzz.py --count 1000 --recalled
     python benchmarks/fuzz.py show 4711
     python benchmarks/fuzz.py replay 4711 some_program.py
     python benchmarks/fuzz.py kernels --count 10000 --shard 0/2
@@ -14,6 +15,11 @@ each outcome: the same command goes on where it was cut off. A worker that crash
 
 With `--give-up`, something raises while each program is compiled: at any stage, in some direction.
 
+With `--recalled`, each program is compiled, everything in memory is forgotten, and it is recalled from the cache on
+disk, forward and backward. Calls differ from each other in one or two things: dtypes, strides, places and sharing of
+inputs, what wants gradients, grad mode, settings of the process, the mode and the parameters of a model. The summary
+counts the graphs that were recalled, among those that were asked for.
+
 `kernels` holds lowering, schedule and code of straight programs against eager, the kernels of many compiled together;
 for a GPU they are Triton, run on one or by its interpreter.
 """
@@ -24,6 +30,7 @@ import json
 import logging
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -31,6 +38,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +48,7 @@ import typer
 
 app = typer.Typer(add_completion=False, help=__doc__)
 TRIES = {"cpu": 200, "cuda": 40, "interpreter": 60}  # programs compiled to make a failing one smaller
+RECALLED = "Also recall each program from disk, in calls that differ."
 COMMANDS = ("programs", "show", "replay", "kernels", "worker")
 
 
@@ -58,6 +67,7 @@ def programs(  # noqa: PLR0913 - the command's options
     summary: Annotated[str, typer.Option(help="Write what came of all programs of the state here, as JSON.")] = "",
     again: Annotated[bool, typer.Option(help="Run what was not right once more.")] = False,
     give_up: Annotated[bool, typer.Option(help="Plant a fault in the compiler for each program.")] = False,
+    recalled: Annotated[bool, typer.Option(help=RECALLED)] = False,
 ) -> None:
     """Run whole Python programs; exits with 1 where one is not right."""
     from support.fuzzer import service
@@ -67,7 +77,7 @@ def programs(  # noqa: PLR0913 - the command's options
         known = {n: made for n, made in known.items() if made["outcome"] not in service.BAD}
     left = [n for n in range(seed, seed + count) if n not in known]
     command = [sys.executable, __file__, "worker", "--device", device, "--small" if small else "--no-small"]
-    command += ["--give-up"] if give_up else []
+    command += ["--give-up"] * give_up + ["--recalled"] * recalled
     start, told = time.monotonic(), time.monotonic()
     for done, made in enumerate(service.Service(command, jobs, start + budget).run(left), 1):
         known[made["seed"]] = made
@@ -95,11 +105,11 @@ def _tell(made: dict[str, Any]) -> None:
 
 
 @app.command()
-def worker(device: str = "cpu", small: bool = True, give_up: bool = False) -> None:
+def worker(device: str = "cpu", small: bool = True, give_up: bool = False, recalled: bool = False) -> None:
     """Answer seeds of standard input: what `programs` starts."""
     from support.fuzzer.service import work
 
-    work(device, small, give_up)
+    work(device, small, give_up, recalled)
 
 
 @app.command()
@@ -116,6 +126,7 @@ def replay(
     device: str = "cpu",
     small: Annotated[bool, typer.Option(help="Make failing programs as small as they go.")] = False,
     give_up: Annotated[bool, typer.Option(help="Plant the fault that `programs` plants for this seed.")] = False,
+    recalled: Annotated[bool, typer.Option(help=RECALLED)] = False,
 ) -> None:
     """Run programs in this process, and say what is wrong with them."""
     from support.fuzzer.grammar import draw
@@ -127,13 +138,19 @@ def replay(
     wrong = 0
     for one in which:
         text = draw(int(one)) if one.isdigit() else Path(one).read_text(encoding="utf-8")
+        run = partial(check, device=device, twisted=_seed(one, text) if recalled else None)
         with drawn(int(one)) if give_up and one.isdigit() else nullcontext():
-            verdict = check(text, device)
+            verdict = run(text)
         print(f"{one}: {verdict.outcome} {verdict.failure or ''} {verdict.counts}", flush=True)
         wrong += verdict.outcome == "wrong"
         if verdict.failure is not None and verdict.outcome == "wrong" and small:
-            print(shrink(text, verdict.failure.kind, lambda t: check(t, device), 300.0), flush=True)
+            print(shrink(text, verdict.failure.kind, run, 300.0), flush=True)
     raise typer.Exit(1 if wrong else 0)
+
+
+def _seed(one: str, text: str) -> int:
+    """The seed of a program, which a source names in its first line."""
+    return int(one) if one.isdigit() else int((re.findall(r"\d+", text.splitlines()[0]) or [0])[0])
 
 
 # -- kernels of straight programs --------------------------------------------------------------------------------------

@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from support.caches import cache_in
-from support.fuzzer import compare, operators, service
+from support.fuzzer import compare, operators, service, twists
 from support.fuzzer.grammar import Writer, draw
 from support.fuzzer.program import load, widened
 from support.fuzzer.runner import Seen, _observed, _others, _reads_out_of_bounds, check, placed
 from support.fuzzer.shrink import _smaller, shrink
+from support.fuzzer.twists import Call
 from support.fuzzer.values import Inputs
 from support.versions import OLD_TORCH
 
 from regraft.compiler.lowering.core import LOWERINGS
+from regraft.compiler.runtime.graph_cache.entry import CachedProgram
 
 CORPUS = sorted((Path(__file__).parent.parent / "corpus").glob("*.py"))
 PLANTED = """
@@ -119,6 +121,70 @@ def test_what_is_wrong_beside_what_torch_does_is_ours(monkeypatch):
     assert verdict.failure.message.startswith("outputs[0]")
 
 
+TRAINED = """
+import torch
+from torch import nn
+
+HOW = {"grad": True}
+
+def given(call):
+    torch.manual_seed(call)
+    return [torch.randn(3, 4, requires_grad=True), torch.randn(3, 4), 2]
+
+class Program(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x0, x1, n0):
+        x1.mul_(n0)
+        return self.norm(self.layer(x0)) * x1, x1
+"""
+
+
+def test_programs_are_recalled_from_disk_in_calls_that_differ():
+    calls = [(0,), (1, "without gradients"), (0, "doubles"), (1, "weights frozen"), (0, "frozen", "turned")]
+    verdict = check(TRAINED + f"\nTURNS = {[calls, calls[::-1]]}\n", twisted=0)
+    assert verdict.outcome == "refused", verdict  # doubles beside single precision
+    assert verdict.counts["recalled"] == 4, verdict
+
+
+def test_a_fault_in_recalled_programs_is_found(monkeypatch):
+    real = CachedProgram.runner
+
+    def wrong(self, graphs=None):
+        call = real(self, graphs)
+        return lambda *inputs: [-x for x in call(*inputs)]
+
+    monkeypatch.setattr(CachedProgram, "runner", wrong)
+    verdict = check(PLANTED + "\nTURNS = [[(0,), (1,)], [(1,), (0,)]]\n", twisted=0)
+    assert verdict.outcome == "wrong" and verdict.failure.kind == "values" and verdict.failure.call == 2
+
+
+def settings():
+    return (
+        torch.get_default_dtype(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(),
+        torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+    )  # fmt: skip
+
+
+def test_what_a_call_changes_is_set_back():
+    loaded, before = load(TRAINED), settings()
+    model = loaded.make()
+    held = [(x, x.data_ptr(), x.dtype, x.requires_grad, x.clone()) for x in model.parameters()]
+    refused: list[str] = []
+    for name in (*twists.INPUTS, *twists.MODES, *twists.SETTINGS, *twists.MODELS):
+        call = Call(0, (name,))
+        refused += [name] * (_observed(loaded, model, model, call).error is not None)
+        assert settings() == before and model.training, name
+        now = list(model.parameters())
+        assert all(x is y and x.data_ptr() == at for x, (y, at, *_) in zip(now, held, strict=True)), name
+        assert all((x.dtype, x.requires_grad) == tuple(kept[2:4]) for x, kept in zip(now, held, strict=True)), name
+        assert all(torch.equal(x, kept[4]) and not x._backward_hooks for x, kept in zip(now, held, strict=True)), name
+    assert refused == ["doubles", "halves", "grown", "weights in doubles"]
+
+
 def seen(*outputs, inputs=(), error=None):
     return Seen(list(outputs), None, list(inputs), error=error)
 
@@ -171,11 +237,11 @@ def program(x0):
 def test_memory_that_nothing_has_written_may_hold_anything(garbage, first, found):
     loaded = load(UNWRITTEN, "cpu")
     program = loaded.module.program
-    theirs = _observed(loaded, program, program, 0)
+    theirs = _observed(loaded, program, program, Call(0))
     theirs.outputs[0].view(-1)[24:] = garbage
     output = theirs.outputs[0].clone()
     output.view(-1)[first:] = 77.0
-    assert kind(replace(theirs, outputs=[output]), theirs, *list(_others(loaded, 0))) == found
+    assert kind(replace(theirs, outputs=[output]), theirs, *list(_others(loaded, Call(0)))) == found
 
 
 def test_complex_numbers_are_held_against_doubles():
@@ -262,16 +328,16 @@ def program(x0):
 def test_masks_are_the_same_in_double_precision():
     """Half precision cannot tell the lowest number from another one 1.4 above it."""
     loaded = load(MASKED, "cpu")
-    (_, double), *_ = _others(loaded, 0)
+    (_, double), *_ = _others(loaded, Call(0))
     torch.testing.assert_close(double.outputs[0], torch.full((1, 4), 0.25, dtype=torch.float64))
 
 
 def test_functions_may_give_the_neighbour_of_their_result():
     loaded = load(BITS, "cpu")
     program = loaded.module.program
-    theirs = _observed(loaded, program, program, 0)
+    theirs = _observed(loaded, program, program, Call(0))
     off = [theirs.outputs[0] + 1, theirs.outputs[1] * 0.5, theirs.outputs[2]]
-    others = list(_others(loaded, 0))
+    others = list(_others(loaded, Call(0)))
     assert kind(replace(theirs, outputs=off), theirs, *others) is None
     off[2] = off[2] + 1e-3  # of 1.0 the logarithm is exact
     assert kind(replace(theirs, outputs=off), theirs, *others) == "values"

@@ -2,22 +2,24 @@
 
 HOW = {...}              how it is compiled and called
 def given(call): ...     its inputs, another set for each call
+TURNS = [...]            the calls of a program that is recalled (`twists`), if not drawn: [[(0,), (1, "frozen")], ...]
 def program(...): ...    or `class Program(nn.Module)`
 """
 
 from __future__ import annotations
 
 import ast
-import itertools
+import hashlib
 import linecache
 import re
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pprint import pformat
 from typing import Any
 
 import torch
 
+from .twists import Call, calls_of
 from .values import CALLS, Inputs
 
 _HEAD = '''"""{title}"""
@@ -31,7 +33,6 @@ from torch import nn
 DEVICE = "cpu"
 HOW = {how}
 '''
-_numbers = itertools.count()
 
 
 @dataclass
@@ -86,10 +87,12 @@ class Loaded:
     Args:
         module: what it defines.
         text: the source.
+        twists: what the calls of a program that is to be recalled are drawn from.
     """
 
     module: types.SimpleNamespace
     text: str
+    twists: int | None = None
 
     @property
     def how(self) -> dict[str, Any]:
@@ -104,8 +107,21 @@ class Loaded:
         } | getattr(self.module, "HOW", {})
 
     @property
-    def calls(self) -> int:
-        return getattr(self.module, "CALLS", CALLS if self.how["dynamic"] is not False else 2)
+    def turns(self) -> list[list[Call]]:
+        """The calls of the program as it is compiled, and those of when it is recalled, if it is to be."""
+        if self.twists is not None:
+            if hasattr(self.module, "TURNS"):
+                return [[Call(number, names) for number, *names in calls] for calls in self.module.TURNS]
+            is_module, trains = hasattr(self.module, "Program"), bool(self.how["grad"])
+            return list(calls_of(self.twists, module=is_module, trains=trains))
+        number = getattr(self.module, "CALLS", CALLS if self.how["dynamic"] is not False else 2)
+        return [[Call(k) for k in range(number)]]
+
+    def twisted(self, seed: int) -> Loaded:
+        """The program as one that may be recalled: of known sizes, its weights no constants; with drawn calls."""
+        kept = {name: value for name, value in self.how["options"].items() if name != "freezing"}
+        self.module.HOW = self.how | {"dynamic": False, "options": kept}
+        return replace(self, twists=seed)
 
     def make(self) -> Any:
         """A new instance of the program."""
@@ -127,7 +143,7 @@ class Loaded:
 
 def load(text: str, device: str = "cpu") -> Loaded:
     """Execute a source, whose lines Dynamo will look for."""
-    name = f"<program {next(_numbers)}>"
+    name = f"<program {hashlib.sha256(text.encode()).hexdigest()[:16]}>"  # the same in other processes
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     space: dict[str, Any] = {"__name__": "program"}
     exec(compile(text, name, "exec"), space)

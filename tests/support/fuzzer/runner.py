@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,10 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 import regraft
+from regraft.compiler.options.environment import cache_dir
 
 from ..giving_up import PLANTED
 from .compare import Difference, difference
 from .program import Loaded, load, widened
+from .twists import Call
 
 PERTURBED = 2  # runs of eager on inputs a little off, which say how much of a difference means nothing
 
@@ -67,9 +70,18 @@ class Verdict:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def check(text: str, device: str = "cpu") -> Verdict:
-    """Hold one source against eager."""
+def check(text: str, device: str = "cpu", twisted: int | None = None) -> Verdict:
+    """Hold one source against eager.
+
+    Args:
+        text: the source.
+        device: where it runs.
+        twisted: what its calls are drawn from where it is compiled, forgotten, and recalled from disk; see `twists`.
+    """
     loaded = load(text, device)
+    if twisted is not None:
+        loaded = loaded.twisted(twisted)
+        shutil.rmtree(f"{cache_dir()}/graphs", ignore_errors=True)  # a smaller program may be one that was there
     if device != "cpu" and _reads_out_of_bounds(text):
         return Verdict("refused")
     with _quiet(loaded):
@@ -89,7 +101,7 @@ def _reads_out_of_bounds(text: str) -> bool:
     loaded = load(text, "cpu")
     with _quiet(loaded):
         eager = loaded.make()
-        errors = (_observed(loaded, eager, eager, number).error for number in range(loaded.calls))
+        errors = (_observed(loaded, eager, eager, call).error for call in loaded.turns[0])
         return any("out of" in str(error) for error in errors)
 
 
@@ -108,33 +120,65 @@ def _quiet(loaded: Loaded) -> Iterator[None]:
 
 
 def _compared(loaded: Loaded, backend: str) -> tuple[Failure | None, dict[str, int], str]:
-    torch._dynamo.reset()
-    how, outcome = loaded.how, "agree"
-    eager, compiled = loaded.make(), loaded.make()
-    options = {"options": how["options"]} if backend == "regraft" else {}
-    call = torch.compile(compiled, backend=backend, dynamic=how["dynamic"], **options)
     counts: dict[str, int] = {}
-    failure: Failure | None = None
-    with regraft.coverage() as block:
-        for number in range(loaded.calls):
-            theirs = _observed(loaded, eager, eager, number)
-            if isinstance(theirs.error, NameError):  # what is left of a program that was made smaller too much
-                return None, counts, "invalid"
-            ours = _observed(loaded, call, compiled, number)
-            found = difference(ours, theirs, lambda n=number: _others(loaded, n))
-            if isinstance(found, Difference):
-                if found.kind == "unstable":  # what follows may be anything
-                    outcome = "unstable"
-                else:
-                    failure, outcome = Failure(found.kind, number, found.message), "wrong"
+    start, outcome = 0, "agree"
+    for turn, calls in enumerate(loaded.turns):
+        with regraft.coverage() as block:
+            failure, made = _compared_calls(loaded, backend, calls, start)
+        _count(counts, block, recalled=turn > 0)
+        fault = _fault(block) if backend == "regraft" and failure is None else ""
+        failure = Failure(f"fallback {fault.split(':')[0]}", start, fault) if fault else failure
+        if failure is not None:
+            return failure, counts, "wrong"
+        outcome = made if outcome == "agree" else outcome
+        if made in ("invalid", "unstable"):  # what follows may be anything
+            break
+        start += len(calls)
+    return None, counts, outcome
+
+
+def _count(counts: dict[str, int], block: Any, *, recalled: bool) -> None:
+    found = {"graphs": len(block.graphs), "applied": len(block.applied)}
+    found["kernels"] = sum(code.kernels for graph in block.graphs for code in graph.code)
+    if recalled:
+        found = {"recalled": sum("capture" not in graph.seconds for graph in block.graphs), "asked": found["graphs"]}
+    for name, number in found.items():
+        counts[name] = counts.get(name, 0) + number
+
+
+def _compared_calls(loaded: Loaded, backend: str, calls: list[Call], start: int) -> tuple[Failure | None, str]:
+    """What is wrong in some calls of a new instance of the program, and what became of them.
+
+    After a call with a twist that eager refuses the others go on, with a new model.
+    """
+    torch._dynamo.reset()
+    outcome, programs = "agree", _made(loaded, backend)
+    for place, call in enumerate(calls, start):
+        eager, compiled, run = programs
+        theirs = _observed(loaded, eager, eager, call)
+        if isinstance(theirs.error, NameError):  # what is left of a program that was made smaller too much
+            return None, "invalid"
+        ours = _observed(loaded, run, compiled, call)
+        found = difference(ours, theirs, lambda one=call: _others(loaded, one))
+        if isinstance(found, Difference) and found.kind != "unstable":
+            return Failure(found.kind, place, f"{found.message}{_named(call)}"), "wrong"
+        if isinstance(found, Difference) or theirs.error is not None:
+            outcome = "refused" if found is None else "unstable"
+            if not call.twists:
                 break
-            if theirs.error is not None:
-                outcome = "refused"
-                break
-    counts.update(graphs=len(block.graphs), applied=len(block.applied))
-    counts["kernels"] = sum(code.kernels for graph in block.graphs for code in graph.code)
-    fault = _fault(block) if backend == "regraft" and failure is None else ""
-    return (Failure(f"fallback {fault.split(':')[0]}", 0, fault) if fault else failure), counts, outcome
+            programs = _made(loaded, backend) if isinstance(compiled, torch.nn.Module) else programs
+    return None, outcome
+
+
+def _made(loaded: Loaded, backend: str) -> tuple[Any, Any, Any]:
+    """The program for eager, the one that is compiled, and what runs it."""
+    eager, compiled, how = loaded.make(), loaded.make(), loaded.how
+    options = {"options": how["options"]} if backend == "regraft" else {}
+    return eager, compiled, torch.compile(compiled, backend=backend, dynamic=how["dynamic"], **options)
+
+
+def _named(call: Call) -> str:
+    return f" [{', '.join(call.twists)}]" if call.twists else ""
 
 
 def _fault(block: Any) -> str:
@@ -150,7 +194,7 @@ def _fault(block: Any) -> str:
     return ""
 
 
-def _others(loaded: Loaded, number: int) -> Iterator[tuple[str, Seen]]:
+def _others(loaded: Loaded, call: Call) -> Iterator[tuple[str, Seen]]:
     """The same call in double precision, and on inputs a little off; its state is that of a new model.
 
     Runs on inputs that are off find NaN in memory that nothing has written: what eager reads of it (after
@@ -167,26 +211,26 @@ def _others(loaded: Loaded, number: int) -> Iterator[tuple[str, Seen]]:
             wide_model = wide.module.program
         torch.set_default_dtype(torch.float64)
         try:
-            with _limits(_limits_of(loaded, number)):
-                yield "double", _observed(loaded, wide_model, wide_model, number, torch.float64)
+            with _limits(_limits_of(loaded, call)):
+                yield "double", _observed(loaded, wide_model, wide_model, call, torch.float64)
         finally:
             torch.set_default_dtype(before)
     step = 0.0  # in the last run inputs move as far as the roundings on the way
     for turn in range(1, PERTURBED + 1):
         eager = loaded.make()
         with _filled(), _Rounded(turn) as coarsest:
-            seen = _observed(loaded, eager, eager, number, turn=turn, step=step)
+            seen = _observed(loaded, eager, eager, call, turn=turn, step=step)
         step = seen.eps = coarsest.eps
         yield "perturbed", seen
 
 
-def _limits_of(loaded: Loaded, number: int) -> list[torch.dtype]:
+def _limits_of(loaded: Loaded, call: Call) -> list[torch.dtype]:
     """The dtypes of which a program asks what their limits are, call by call."""
     asked: list[torch.dtype] = []
     if "finfo" in loaded.text:
         plain, eager = torch.finfo, loaded.make()
         with mock.patch.object(torch, "finfo", lambda dtype: (asked.append(dtype), plain(dtype))[1]):
-            _observed(loaded, eager, eager, number)
+            _observed(loaded, eager, eager, call)
     return asked
 
 
@@ -244,9 +288,9 @@ def _filled() -> Iterator[None]:
 
 def _observed(
     loaded: Loaded,
-    call: Any,
+    program: Any,
     model: Any,
-    number: int,
+    call: Call,
     dtype: torch.dtype | None = None,
     turn: int = 0,
     step: float = 0.0,
@@ -255,7 +299,7 @@ def _observed(
     given = _narrowed if dtype is None else _doubled
     before = torch.get_default_dtype()
     try:
-        inputs = given(loaded, number)
+        inputs = call.inputs(given(loaded, call.number))
     except Exception as error:  # for some sizes there are no such inputs
         seen.error = error
         return seen
@@ -265,9 +309,15 @@ def _observed(
     if isinstance(model, torch.nn.Module):
         model.zero_grad(set_to_none=True)
     torch.manual_seed(99)
+    with call.around(model):
+        return _run(loaded, program, model, call, inputs, dtype)
+
+
+def _run(loaded: Loaded, program: Any, model: Any, call: Call, inputs: list[Any], dtype: torch.dtype | None) -> Seen:
+    how, seen = loaded.how, Seen()
     try:
-        with _mode(how, loaded.module.DEVICE, dtype):
-            result = call(*inputs)
+        with _mode(how | {"mode": call.mode(how["mode"])}, loaded.module.DEVICE, dtype):
+            result = program(*inputs)
         seen.outputs, seen.form = tree_flatten(result)
         if how["grad"]:
             _backward(seen.outputs)
@@ -278,7 +328,9 @@ def _observed(
     parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        seen.gradients = [x.grad for x in (*seen.inputs, *parameters) if x.is_leaf and x.requires_grad]
+        seen.gradients = [
+            x.grad for x in (*seen.inputs, *parameters) if x.requires_grad and (x.is_leaf or x.retains_grad)
+        ]
     seen.state = [x.clone() for x in model.buffers()] if isinstance(model, torch.nn.Module) else []
     return seen
 

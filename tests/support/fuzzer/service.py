@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -33,14 +34,17 @@ STARTS = 3  # workers that do not start, one after the other, before a run ends
 BAD = ("wrong", "crash", "hang", "error")
 
 
-def work(device: str, small: bool, give_up: bool = False) -> None:
+def work(device: str, small: bool, give_up: bool = False, recalled: bool = False) -> None:
     """Seeds in, one a line; JSON out: ``{"ready": true}``, then an outcome a seed.
 
-    If `give_up`, a fault is planted in the compiler for each program.
+    If `give_up`, a fault is planted in the compiler for each program. If `recalled`, each is also recalled from disk.
     """
     import torch
 
+    from regraft.compiler.codegen.cpp import compiler
+
     from ..giving_up import drawn
+    from ..light_code import LIGHT
     from ..triton_kernels import device_lost
     from .grammar import draw
     from .runner import check
@@ -51,21 +55,24 @@ def work(device: str, small: bool, give_up: bool = False) -> None:
     torch.set_num_threads(1)
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if recalled:  # it is not the code that is looked at
+        compiler.FLAGS = LIGHT
     answers = answering()
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         made: dict[str, Any] = {"seed": int(line)}
         try:
             text, planted = draw(int(line)), drawn(int(line)) if give_up else nullcontext()
+            run = partial(check, device=device, twisted=int(line) if recalled else None)
             with planted:
-                verdict = check(text, device)
+                verdict = run(text)
             made |= {"outcome": verdict.outcome, "counts": verdict.counts}
             if verdict.failure is not None:
                 made |= {"failure": asdict(verdict.failure)}
             if verdict.outcome == "wrong" and verdict.failure is not None:
                 made["source"] = text
                 if small and not give_up and not device_lost(device):
-                    made["source"] = shrink(text, verdict.failure.kind, lambda t: check(t, device), SMALLER)
+                    made["source"] = shrink(text, verdict.failure.kind, run, SMALLER)
         except Exception as error:
             made |= {"outcome": "error", "failure": _failure("error", f"{type(error).__name__}: {error}")}
         lost = device_lost(device)
