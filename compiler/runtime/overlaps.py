@@ -7,8 +7,9 @@
 
 Where one of them is written, AOTAutograd makes one tensor of them, and of it the inputs again, at the offsets and of
 the sizes that it has seen. Dynamo guards that they overlap in some way, not in which; and nothing at all where they did
-not overlap. That holds for a buffer that a module writes, too, of which a caller gives a part (`module(module.state[0])`), and for a
-weight that it only reads, where the program writes to what it is given (`module(module.weight.detach())`).
+not overlap. That holds for a buffer that a module writes, too, of which a caller gives a part
+(`module(module.state[0])`), and for a weight that it only reads, where the program writes to what it is given
+(`module(module.weight.detach())`).
 """
 
 from __future__ import annotations
