@@ -24,13 +24,12 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
-from ...rewrites.compat.memory import storage_key, storages_users
+from ...rewrites.compat.memory import shared_memories, storage_key
 from ...rewrites.graph import nodes_in
 from ...rewrites.symbolic import hint
 
 _Place = tuple[int, int, int]  # an input, the first that lies in its memory, and the offset there
 _Base = tuple[tuple[int, ...], Any]  # the inputs of one memory, and what AOTAutograd makes their tensor of
-_ALONE = 2  # references to the memory of a tensor that no other looks into: its own, and Python's
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,7 @@ def at_their_places(compiled: Callable[..., Any], program: Callable[..., Any], l
 
 def _are_parts(written: Sequence[torch.Tensor], inputs: Sequence[Any], held: Sequence[int]) -> bool:
     """Whether what the caller gives lies in what the module holds: only where others look into its memory at all."""
-    keys = {storage_key(x) for x in written}
-    shared = {key for key, users in zip(keys, storages_users(keys), strict=True) if users > _ALONE}
+    shared = shared_memories(written)
     near = [inputs[k] for k in held if storage_key(inputs[k]) in shared] if shared else []
     return bool(near) and bool(_shared([*written, *near]))
 

@@ -32,6 +32,12 @@ def storages_users(keys: Iterable[int]) -> Iterable[int]:
     return map(torch._C._storage_Use_Count, keys)
 
 
+def shared_memories(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The `storage_key`s of memory into which other tensors look, too: more than one, and Python's own reference."""
+    keys = {storage_key(x) for x in tensors}
+    return {key for key, users in zip(keys, storages_users(keys), strict=True) if users > 2}
+
+
 def tensors_users(tensors: Iterable[torch.Tensor]) -> Iterable[int]:
     """How many references there are to each tensor, all of Python's counting as one; autograd's are among them."""
     return map(torch.Tensor._use_count, tensors)  # type: ignore[attr-defined]
