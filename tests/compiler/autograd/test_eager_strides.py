@@ -21,7 +21,7 @@ IMAGES = [((2, 4, 2, 3),), ((1, 4, 2, 3),), ((2, 4, 1, 3),)]
 VOLUMES = [((2, 3, 2, 4, 2),), ((1, 2, 3, 2, 2),)]
 PADS = ("reflection", "replication")
 # The operands, in each of their layouts, and what follows from the first.
-A, B, INDICES, CLASSES, PARTS, SCALE = "A", "B", "indices", "classes", "parts", "scale"
+A, B, INDICES, CLASSES, PARTS, SCALE, FIRST = "A", "B", "indices", "classes", "parts", "scale", "first"
 NORM = (SCALE, SCALE, SCALE, SCALE)
 CHANNELS = [((4, 3, 5),), ((1, 3, 4),), ((2, 3, 2, 4),), ((2, 3, 2, 4, 2),)]
 PAIRS = [(*shape, *shape) for shape in CHANNELS]
@@ -80,6 +80,7 @@ CALLS = {
     "log_sigmoid_forward": ((A,), WHOLE),
     "normal.Tensor_Tensor": ((A, B), WHOLE),
     "poisson": ((A,), WHOLE),
+    "index_fill.int_Scalar": ((A, 0, FIRST, 2.0), WHOLE),
     "roll": ((A, [1, 3], [1, 0]), WHOLE),
     "channel_shuffle": ((A, 2), IMAGES),
     "im2col": ((A, [1, 1], [1, 1], [0, 0], [1, 1]), IMAGES[:2]),
@@ -114,7 +115,7 @@ def calls(name):
             given = dict(zip((A, B), laid, strict=False))
             first = laid[0]
             given[INDICES] = torch.zeros_like(first, dtype=torch.int64)
-            given[SCALE] = torch.ones(3)
+            given[SCALE], given[FIRST] = torch.ones(3), torch.tensor([0])
             given[PARTS] = torch.zeros_like(first[..., :1])
             given[CLASSES] = torch.zeros_like(first[:, 0], dtype=torch.int64)
             yield [given[a] if isinstance(a, str) else a for a in arguments]
