@@ -14,6 +14,7 @@ from torch import fx
 from ...rewrites.facts import Uniform, fact_of
 from ...rewrites.graph import arguments, dtype, is_number, is_tensor, op_name, rank, sees, shape, val
 from ...rewrites.moves import ALIASES, COPIES, CUTS, EXPANDS, REORDERS, RESHAPES
+from ...rewrites.purity import is_pure, is_random
 from ...rewrites.symbolic import known_equal, same_shape
 
 Number = int | float
@@ -34,6 +35,8 @@ DROPOUT = ("aten.dropout", "aten.native_dropout")
 POINTWISE = (*UNARY, *BINARY, *SELECT, *CASTS)
 # Searches may find views before `views.py` turns them into one of VIEWS.
 _CHAIN = RESHAPES | REORDERS | EXPANDS | CUTS | ALIASES | COPIES | {*POINTWISE, *DROPOUT}
+
+_DEEPEST = 12  # operators of two values that are compared
 
 PRODUCTS = ("aten.matmul", "aten.bmm", "aten.baddbmm", "aten.einsum")
 SOFTMAXES = ("aten.softmax", "aten._softmax", "aten.special_softmax", "aten._safe_softmax")
@@ -65,6 +68,29 @@ def like(node: fx.Node, other: Any) -> bool:
         return False
     a, b = val(node), val(other)
     return a.dtype == b.dtype and a.device == b.device and same_shape(a.shape, b.shape)
+
+
+def same_value(a: Any, b: Any, depth: int = _DEEPEST) -> bool:
+    """Whether two values are known to be equal: the same node, the same constant, or the same pure calls of equals.
+
+    Calls are compared down to `depth` operators.
+    """
+    if a is b:
+        return True
+    if isinstance(a, fx.Node) and isinstance(b, fx.Node):
+        if uniform(a) is not None and uniform(a) == uniform(b) and like(a, b):
+            return True
+        return depth > 0 and _may_be_compared(a, b) and same_value(a.args, b.args, depth - 1)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(same_value(x, y, depth) for x, y in zip(a, b, strict=True))
+    return type(a) is type(b) and isinstance(a, (int, float, str, torch.dtype, torch.device)) and a == b
+
+
+def _may_be_compared(a: fx.Node, b: fx.Node) -> bool:
+    """Whether two nodes are calls of one pure operator that give equal values for equal operands."""
+    if a.target is not b.target or "opaque" in a.meta or "opaque" in b.meta or a.op != "call_function":
+        return False
+    return is_pure(a) and not is_random(a) and a.kwargs == b.kwargs and a.meta.get("region") == b.meta.get("region")
 
 
 def last(node: fx.Node, dim: Any) -> bool:

@@ -15,7 +15,7 @@ from ...rewrites.graph import arguments, dtype, op_name, rank, sees, shape, val
 from ...rewrites.respell import Respelling, respelling
 from ...rewrites.symbolic import known_equal
 from . import builders
-from .analysis import holds_product, is_float, is_literal
+from .analysis import CASTS, holds_product, is_bool, is_float, is_literal
 
 aten = torch.ops.aten
 
@@ -100,7 +100,8 @@ def tensor_product(node: fx.Node, edit: Editor) -> fx.Node | None:
 def sum_of_products(node: fx.Node, edit: Editor) -> fx.Node | None:
     """sum(mul(q[B, S, 1, D], k[B, 1, T, D]), [-1])  ->  einsum("bsd,btd->bst", q, k).
 
-    Each operand is broadcast along a dim of the other: a product of matrices whose summands are all in memory.
+    Each operand is broadcast along a dim of the other: a product of matrices whose summands are all in memory. Or one
+    is, in a batch that both have, as the only query of each head: sum(mul(q[H, 1, D], k[H, T, D]), [-1]).
     """
     inner, values = node.args[0], arguments(node)
     dims = values.get("dim")
@@ -113,7 +114,9 @@ def sum_of_products(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     summed = {d % rank(inner) for d in dims}
     own = [[not known_equal(size, 1) for size in shape(t)] for t in (a, b)]
-    if any(not (own[0][d] and own[1][d]) for d in summed) or not _outer(own[0], own[1]):
+    if any(not (own[0][d] and own[1][d]) for d in summed):
+        return None
+    if not _outer(own[0], own[1]) and (not _vectors(own[0], own[1], summed) or _is_mask(node, a) or _is_mask(node, b)):
         return None
     letters = "abcdefghijklmnopqrstuvwxyz"[: rank(inner)]
     parts = []
@@ -128,6 +131,18 @@ def sum_of_products(node: fx.Node, edit: Editor) -> fx.Node | None:
 def _outer(a: Sequence[bool], b: Sequence[bool]) -> bool:
     """Whether each of two operands has a dim that the other lacks."""
     return any(x and not y for x, y in zip(a, b, strict=True)) and any(y and not x for x, y in zip(a, b, strict=True))
+
+
+def _vectors(a: Sequence[bool], b: Sequence[bool], summed: set[int]) -> bool:
+    """Whether one operand lacks a dim, and both have one that is kept."""
+    return list(a) != list(b) and any(x and y for d, (x, y) in enumerate(zip(a, b, strict=True)) if d not in summed)
+
+
+def _is_mask(user: fx.Node, node: fx.Node) -> bool:
+    """Whether a value is a cast of truth values: a sum of products with it counts what it keeps."""
+    while sees(user, node, "aten.reshape", "aten.unsqueeze", "aten.expand"):
+        node = node.args[0]
+    return sees(user, node, *CASTS) and is_bool(node.args[0])
 
 
 @respelling("aten.einsum")

@@ -13,6 +13,7 @@ from ...rewrites.graph import dtype, rank, shape
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import known_equal, product
 from . import builders
+from .analysis import is_float
 
 aten = torch.ops.aten
 
@@ -104,6 +105,26 @@ def einsum_as_permute(node: fx.Node, edit: Editor) -> fx.Node | None:
     if sorted(term) != sorted(out) or len(set(term)) < len(term):
         return None
     return builders.permute(edit, node, operands[0], [term.index(c) for c in out])
+
+
+@respelling("aten.einsum")
+def einsum_as_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """einsum("bhsd,sd->bhsd", x, y)  ->  mul(x, y);  einsum("i,j->ij", x, y)  ->  mul(reshape(x, [i, 1]), y)."""
+    parsed = _parse(node)
+    if parsed is None or not is_float(node):
+        return None
+    (a, b), (terms, out) = node.args[1], parsed
+    if set("".join(terms)) != set(out) or _sizes(zip(terms, (a, b), strict=True)) is None:
+        return None
+    return edit.call(aten.mul.Tensor, *(_aligned(node, edit, x, t, out) for x, t in zip((a, b), terms, strict=True)))
+
+
+def _aligned(node: fx.Node, edit: Editor, x: fx.Node, term: str, out: str) -> fx.Node:
+    """`x` with its letters in the order of the result, and ones for those that it lacks but the first."""
+    ordered = builders.permute(edit, node, x, [term.index(c) for c in out if c in term])
+    first = min(out.index(c) for c in term) if term else len(out)
+    sizes = [shape(x)[term.index(c)] if c in term else 1 for c in out[first:]]
+    return builders.reshape(edit, node, ordered, sizes)
 
 
 def _parse(node: fx.Node) -> tuple[list[str], str] | None:

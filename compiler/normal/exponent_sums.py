@@ -13,7 +13,7 @@ from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import known_equal
 from . import builders
-from .analysis import is_float, is_literal, like, reduction
+from .analysis import is_float, is_literal, like, reduction, same_value
 from .softmax import difference, quotient
 
 aten = torch.ops.aten
@@ -54,7 +54,39 @@ def _attached(user: fx.Node, node: Any) -> Any:
     return node.args[0] if sees(user, node, "aten.detach") else node
 
 
+@respelling("aten.linalg_vector_norm", "aten.norm")
+def norm_of_exponents(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """linalg_vector_norm(exp(x), 1, [d], True)  ->  sum(exp(x), [d], True), since exponents are positive."""
+    values = arguments(node)
+    x, dims = next(iter(values.values())), values.get("dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    order = values.get("ord", values.get("p"))
+    if not sees(node, x, "aten.exp") or order != 1 or not dims or not is_float(x) or dtype(x) != dtype(node):
+        return None
+    return edit.call(aten.sum.dim_IntList, x, list(dims), values["keepdim"])
+
+
 # -- sinks
+
+
+@respelling("aten.mul")
+def sum_beside_sink(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """softmax(x, -1) * sigmoid(logsumexp(x, [-1], True) - s)  ->  slice(softmax(cat([x, s], -1), -1), -1, 0, -1).
+
+    Also after the product with values: kernels that return the logarithm of the sum are corrected in this way.
+    """
+    for weighted, gate in (node.args[:2], node.args[1::-1]):
+        if not sees(node, gate, "aten.sigmoid") or not is_tensor(weighted) or not like(node, weighted):
+            continue
+        values = weighted.args[1] if sees(node, weighted, "aten.matmul") else None
+        weights = weighted if values is None else weighted.args[0]
+        total, sink = difference(node, gate.args[0])
+        if total is None or sink is None or not sees(node, weights, "aten.softmax") or weights.args[1:] != (-1,):
+            continue
+        x, over = weights.args[0], reduction(node, total, "aten.logsumexp")
+        if over is not None and over[1] == rank(x) - 1 and same_value(over[0], x) and _is_one_column(sink, x):
+            return _beside(edit, node, x, sink, values)
+    return None
 
 
 @respelling("aten.div", "aten.mul")
@@ -71,7 +103,11 @@ def exponents_over_sum_and_sink(node: fx.Node, edit: Editor) -> fx.Node | None:
     found = None if divisor is None else _sum_and_sink(node, dividend, divisor)
     if found is None:
         return None
-    x, sink = found
+    return _beside(edit, node, *found, values)
+
+
+def _beside(edit: Editor, node: fx.Node, x: fx.Node, sink: fx.Node | float, values: fx.Node | None) -> fx.Node:
+    """Weights of `x` beside a sink, multiplied by values if there are any."""
     if isinstance(sink, float):
         columns = edit.call(aten.constant_pad_nd.default, x, [0, 1], sink)
     else:
@@ -142,4 +178,4 @@ def _is_a_maximum(user: fx.Node, node: Any, x: fx.Node) -> bool:
     return over is not None and over[0] is x and over[1] == rank(x) - 1
 
 
-SUMS = (sum_of_one_or_more, exponents_over_sum_and_sink)
+SUMS = (sum_of_one_or_more, norm_of_exponents, exponents_over_sum_and_sink, sum_beside_sink)

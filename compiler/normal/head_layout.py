@@ -20,7 +20,7 @@ from ...rewrites.graph import arguments, is_tensor, op_name, rank, sees, shape
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import known_equal, same_shape
 from . import builders
-from .analysis import BINARY, DROPOUT, POINTWISE, directness, holds_product, holds_softmax, last, like
+from .analysis import BINARY, DROPOUT, POINTWISE, UNARY, directness, holds_product, holds_softmax, last, like
 from .random_calls import moved_dropout
 from .reshape_groups import ReshapedDims, inverted, keeps_last, regroup, unmerged
 
@@ -311,6 +311,22 @@ def _permuted(node: fx.Node, edit: Editor, call: fx.Node, order: list[int]) -> f
             padded = builders.reshape(edit, node, operand, [1] * (n - rank(operand)) + list(shape(operand)))
             args[i] = builders.permute(edit, node, padded, order)
     return _like_call(edit, call, args)
+
+
+@respelling("aten.reshape")
+def regrouped_around_numbers(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """reshape(mul(reshape(scores, [B, S, h, w]), 2), [B, 1, S, h*w])  ->  mul(reshape(scores, [B, 1, S, h*w]), 2)."""
+    path = [node.args[0]]
+    while sees(node, path[-1], *UNARY, *BINARY) and not any(is_tensor(a) and rank(a) for a in path[-1].args[1:]):
+        path.append(path[-1].args[0])
+    if len(path) < 2 or not sees(node, path[-1], "aten.reshape") or not holds_product(path[-1]):
+        return None
+    if not all(is_tensor(call) and same_shape(shape(call), shape(path[-1])) for call in path):
+        return None
+    result = builders.reshape(edit, node, path[-1], shape(node))
+    for call in reversed(path[:-1]):
+        result = edit.call(call.target, result, *call.args[1:], **call.kwargs)
+    return result
 
 
 @respelling("aten.repeat_interleave")

@@ -20,17 +20,14 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.effects import wants_gradient
 from ...rewrites.graph import arguments, dtype, op_name, rank, sees, shape
-from ...rewrites.purity import is_pure, is_random
 from ...rewrites.respell import Respelling, respelling
 from ...rewrites.symbolic import known_equal, same_shape
 from . import builders
-from .analysis import CASTS, holds_softmax, is_bool, is_float, is_literal, like, uniform
+from .analysis import CASTS, holds_softmax, is_bool, is_float, like, same_value, uniform
 from .masks import MASKED
 from .random_calls import moved_dropout
 
 aten = torch.ops.aten
-
-_DEEPEST = 12  # maximum number of operators of a mask that are compared
 
 
 @respelling("aten.where")
@@ -64,24 +61,7 @@ def _masked_by(user: fx.Node, scores: Any, keep: fx.Node) -> fx.Node | None:
         return None
     fill = uniform(scores.args[2])
     low = fill is not None and fill <= MASKED
-    return scores if low and _same(scores.args[0], keep, _DEEPEST) else None
-
-
-def _same(a: Any, b: Any, depth: int) -> bool:
-    """Whether two values are known to be equal: the same node, the same constant, or the same pure calls of equals."""
-    if a is b:
-        return True
-    if isinstance(a, fx.Node) and isinstance(b, fx.Node):
-        if uniform(a) is not None and uniform(a) == uniform(b) and like(a, b):
-            return True
-        if depth == 0 or a.target is not b.target or "opaque" in a.meta or "opaque" in b.meta:
-            return False
-        if a.op != "call_function" or not is_pure(a) or is_random(a) or a.kwargs != b.kwargs:
-            return False
-        return _same(a.args, b.args, depth - 1)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(_same(x, y, depth) for x, y in zip(a, b, strict=True))
-    return type(a) is type(b) and is_literal(a) and a == b
+    return scores if low and same_value(scores.args[0], keep) else None
 
 
 def _empties_rows(user: fx.Node, node: Any) -> bool:

@@ -14,7 +14,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees
 from ...rewrites.respell import respelling
 from . import builders
-from .analysis import CASTS, is_float, is_literal, last, like, reduction, uniform
+from .analysis import CASTS, is_float, is_literal, last, like, reduction, same_value, uniform
 from .scale import scale_of
 
 aten = torch.ops.aten
@@ -59,7 +59,7 @@ def exponent_over_logsumexp(node: fx.Node, edit: Editor) -> fx.Node | None:
     """exp(x - logsumexp(x, [d], keepdim=True))  ->  softmax(x, d)."""
     x, total = difference(node, node.args[0])
     over = None if total is None else reduction(node, total, "aten.logsumexp")
-    if over is None or over[0] is not x or not is_float(x) or _may_absorb_logarithm(node, x):
+    if over is None or not same_value(over[0], x) or not is_float(x) or _may_absorb_logarithm(node, x):
         return None
     return _over(node, edit, x, over[1], aten.softmax.int)
 
@@ -109,9 +109,9 @@ def _quotient_by_sum(node: fx.Node) -> tuple[Any, tuple[fx.Node, int] | None]:
 def exponents_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
     """exp(x - m) / sum(exp(x - m), [d], keepdim=True)  ->  softmax(x, d), `m` a maximum along `d`, or missing."""
     exponents, over = _quotient_by_sum(node)
-    if over is None or over[0] is not exponents or not _is_exponent(node, exponents):
+    if over is None or not same_value(over[0], exponents) or not _is_exponent(node, exponents):
         return None
-    return _over(node, edit, _unshifted(node, exponents.args[0], over[1]), over[1], aten.softmax.int)
+    return _over(node, edit, _unshifted(node, edit, exponents.args[0], over[1]), over[1], aten.softmax.int)
 
 
 def _is_exponent(user: fx.Node, node: Any) -> bool:
@@ -126,20 +126,28 @@ def product_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
     if over is None or not sees(node, weighted, "aten.matmul"):
         return None
     exponents, values = weighted.args
-    if over[0] is not exponents or not _is_exponent(node, exponents):
+    if not same_value(over[0], exponents) or not _is_exponent(node, exponents):
         return None
     dim = rank(exponents) - 1
     if over[1] != dim or rank(values) < 2 or rank(node) != rank(exponents):
         return None
-    weights = edit.call(aten.softmax.int, _unshifted(node, exponents.args[0], dim), -1)
+    weights = edit.call(aten.softmax.int, _unshifted(node, edit, exponents.args[0], dim), -1)
     return edit.call(aten.matmul.default, weights, values)
 
 
-def _unshifted(user: fx.Node, x: fx.Node, dim: int) -> fx.Node:
-    """`y` if `x` is `y - m` or `y + m * s`, where `m` is a maximum along `dim`.
+def _unshifted(user: fx.Node, edit: Editor, x: fx.Node, dim: int) -> fx.Node:
+    """`y` if `x` is `y - m` or `y + m * s`, where `m` is a maximum along `dim`; also below a mask of -inf.
 
     Other terms that are constant along `dim` may be so large that they absorb `y`, such as masks of whole rows.
     """
+    if not sees(user, x, "aten.where") or x.target is not aten.where.ScalarOther or x.args[2] != -math.inf:
+        return _without_maximum(user, x, dim)
+    keep, shifted, fill = x.args
+    y = _without_maximum(user, shifted, dim) if like(x, shifted) else shifted
+    return x if y is shifted else edit.call(aten.where.ScalarOther, keep, y, fill)
+
+
+def _without_maximum(user: fx.Node, x: fx.Node, dim: int) -> fx.Node:
     if not sees(user, x, "aten.sub", "aten.add") or not is_literal(arguments(x).get("alpha", 1)):
         return x
     y, shift = x.args[:2]
@@ -159,7 +167,7 @@ def shifted_softmax(node: fx.Node, edit: Editor) -> fx.Node | None:
     shifted, factor = node.args[0], None
     if sees(node, shifted, "aten.mul") and is_literal(scale_of(shifted)):
         shifted, factor = shifted.args
-    x = _unshifted(node, shifted, rank(node) - 1)
+    x = _unshifted(node, edit, shifted, rank(node) - 1)
     if x is shifted:
         return None
     return edit.call(aten.softmax.int, x if factor is None else builders.scaled(edit, x, factor), -1)

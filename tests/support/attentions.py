@@ -107,6 +107,25 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda q, k, v: (e := torch.exp(q @ k.mT * SCALE)) / (e.sum(-1, True) + 1e-6) @ v,
         qkv(),
     ),
+    "exponents computed twice": (
+        lambda q, k, v: (s := (s := q @ k.mT * SCALE) - s.amax(-1, True)).exp() / s.exp().sum(-1, True) @ v,
+        qkv(),
+    ),
+    "exponents divided by their norm": (
+        lambda q, k, v: F.normalize(((s := q @ k.mT * SCALE) - s.amax(-1, True)).exp(), p=1.0, dim=-1) @ v, qkv(),
+    ),
+    "exponents times a mask": (
+        lambda q, k, v, m: (e := ((s := q @ k.mT * SCALE) - s.amax(-1, True)).exp() * m) / e.sum(-1, True) @ v,
+        (*qkv(), KEEP),
+    ),
+    "exponents filled with zeros": (
+        lambda q, k, v, m: (e := (q @ k.mT * SCALE).exp().masked_fill(~m, 0.0)) / e.sum(-1, keepdim=True) @ v,
+        (*qkv(), KEEP),
+    ),
+    "weights times a mask, divided by their sum": (
+        lambda q, k, v, m: (w := (q @ k.mT * SCALE).softmax(-1) * m.float()) / w.sum(-1, keepdim=True) @ v,
+        (*qkv(), KEEP),
+    ),
     "additive mask after scale": (lambda q, k, v, m: attend((q @ k.mT) * SCALE + m, v), (*qkv(), BIAS)),
     "additive mask after div": (lambda q, k, v, m: attend((q @ k.mT) / math.sqrt(D) + m, v), (*qkv(), BIAS)),
     "additive mask first": (lambda q, k, v, m: attend(m + (q * SCALE) @ k.mT, v), (*qkv(), BIAS)),
@@ -249,6 +268,28 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "one row, masked": (
         lambda q, k, v, m: attend(q @ k.mT * SCALE + m, v),
         (*qkv(rows=1), additive(keeps(B, 1, 1, T))),
+    ),
+    "one query, by products and sums": (
+        lambda q, k, v: (((q * k).sum(-1, keepdim=True) * SCALE).softmax(2) * v).sum(2), qkv(rows=1),
+    ),
+    "one query without its dim, by products and sums": (
+        lambda q, k, v: (((q[:, :, None] * k).sum(-1) * SCALE).softmax(-1)[..., None] * v).sum(-2),
+        (normal(B, H, D), *qkv()[1:]),
+    ),
+    "queries and keys of images": (
+        lambda q, k, v: torch.einsum(
+            "bhwij,bcij->bchw",
+            (torch.einsum("bchw,bcij->bhwij", q, k) * SCALE).flatten(3).softmax(-1).unflatten(-1, (2, 5)), v,
+        ),
+        (normal(B, D, 3, 2), normal(B, D, 2, 5, seed=1), normal(B, D, 2, 5, seed=2)),
+    ),
+    "corrected for a sink afterwards": (
+        lambda q, k, v, s: attend(w := q @ k.mT * SCALE, v) * torch.sigmoid(w.logsumexp(-1, True) - s[:, None, None]),
+        (*qkv(), normal(H)),
+    ),
+    "weights corrected for a sink": (
+        lambda q, k, v, s: (w := q @ k.mT).softmax(-1) * torch.sigmoid(w.logsumexp(-1)[..., None] - s) @ v,
+        (*qkv(), normal(1, H, 1, 1)),
     ),
     "dropout in eval": (lambda q, k, v: F.dropout((q @ k.mT * SCALE).softmax(-1), 0.5, False) @ v, qkv()),
     "dropout of 0": (lambda q, k, v: F.dropout((q @ k.mT * SCALE).softmax(-1), 0.0, True) @ v, qkv()),
