@@ -3,6 +3,7 @@
 multilabel_margin_loss(x, t)    torch's spelling counts targets behind the end (-1), too: spelled anew
 binary_cross_entropy(x, y)      on a CPU eager refuses what is no probability: an assertion before the call
 multi_margin_loss(x, t)         torch's metadata of one sample's loss, not reduced, is of one dim, eager's of none
+softshrink(x, 0.3)              torch's spelling rounds limits to 16 bits, eager's kernel does not: kept whole
 one_hot(i, n), rrelu(x)         torch's spelling lies in memory as the operand does, eager's result is contiguous:
                                 of an operand that is made contiguous
 """
@@ -17,12 +18,14 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
+from .whole_resampling import kept_whole
 
 aten = torch.ops.aten
 _NONE, _MEAN = range(2)
 _CONTIGUOUS = (aten.one_hot.default, aten.rrelu.default)
 _MARGIN, _ENTROPY = aten.multilabel_margin_loss.default, aten.binary_cross_entropy.default
 _SAMPLE = aten.multi_margin_loss.default
+_WHOLE = {target: kept_whole(target) for target in (aten.softshrink.default, aten.hardshrink.default)}
 _REFUSED = "all elements of {} should be between 0 and 1"
 
 
@@ -44,10 +47,18 @@ def compute_as_eager(graph_module: fx.GraphModule) -> int:
     samples = [n for n in found if n.target is _SAMPLE and _is_known(n) and _value(n.args[0]).dim() == 1]
     for node in samples:
         node.target = _loss_of_sample
-    changed = len(margins) + len(entropies) + len(contiguous) + len(samples)
+    whole = [node for node in found if node.target in _WHOLE and not _has_symbols(node)]
+    for node in whole:
+        node.target = _WHOLE[node.target]
+    changed = len(margins) + len(entropies) + len(contiguous) + len(samples) + len(whole)
     if changed:
         graph_module.recompile()
     return changed
+
+
+def _has_symbols(node: fx.Node) -> bool:
+    """Whether a number changes from call to call: as an argument of an operator it would be a constant."""
+    return any(not isinstance(x.meta.get("val"), torch.Tensor) for x in node.all_input_nodes)
 
 
 def _lies_otherwise(node: fx.Node) -> bool:

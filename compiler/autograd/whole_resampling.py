@@ -63,7 +63,9 @@ def _outs(node: fx.Node) -> list[int] | None:
     return list(result.shape[2:]) if known else None
 
 
-def _whole(target: Any) -> Callable[..., Any]:
+def kept_whole(target: Any) -> Callable[..., Any]:
+    """A call of an operator that is traced, and differentiated, as one: not as what Python makes of it."""
+
     def call(*args: Any) -> Any:
         with compat.kernels_of_torch():
             return target(*args)
@@ -72,7 +74,7 @@ def _whole(target: Any) -> Callable[..., Any]:
     return call
 
 
-_WHOLE = {vec: _whole(target) for vec, target in _VEC.items()}
+_WHOLE = {vec: kept_whole(target) for vec, target in _VEC.items()}
 
 
 def of_symbolic_sizes(func: Any, args: Sequence[Any]) -> torch.Tensor | None:

@@ -40,6 +40,7 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.reason import Reason
+from .audit import CHANGED_SIZES
 from .block_tables import without_tables
 from .eager_refuses import eager_may_refuse, moved_after_use, written_of_inference
 from .outputs import flat_outputs
@@ -106,7 +107,8 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
             return Captured(flat, example_inputs, refused, restore, as_written=True)
         return Captured(captured, example_inputs, None, restore, kept)
     except LossyTraceError as error:
-        return Captured(flat, example_inputs, error.reason, restore)
+        changed = error.reason.code == CHANGED_SIZES
+        return Captured(flat, example_inputs, error.reason, restore, as_written=changed)
     except Exception as error:  # Tracing may raise any error; Dynamo's graph is still correct.
         return Captured(flat, example_inputs, _failed(error), restore)
 

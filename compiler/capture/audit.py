@@ -11,6 +11,8 @@ from ...rewrites import compat
 from ...rewrites.reason import Reason
 
 _FACTS = ("dtype", "device", "layout", "requires_grad", "ndim")
+CHANGED_SIZES = "changed-sizes"
+"""The code of a result of other sizes than Dynamo's: AOTAutograd would trace it as the recorder does."""
 
 
 class Derivatives:
@@ -84,4 +86,5 @@ def _difference(node: fx.Node, value: Any, wrong: frozenset[str]) -> Reason | No
 
 def _refusal(node: fx.Node, fact: str, expected: Any, found: Any) -> Reason:
     message = f"tracing to ATen changed the {fact} of {node.name}"
-    return Reason("changed-result", message, (node,), expected=str(expected), found=str(found))
+    code = CHANGED_SIZES if fact in ("ndim", "shape") else "changed-result"
+    return Reason(code, message, (node,), expected=str(expected), found=str(found))

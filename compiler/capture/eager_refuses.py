@@ -8,7 +8,7 @@
     x.sub_(x[:, :1])                    likewise, which eager takes: what it reads may have been written before
     interpolate(x, scale_factor=0.1)    the resulting image is empty, or `x` is
     one_hot(x.int(), 4)                 eager takes int64 only
-    x.long().mul_(2.5)                  the result has a dtype that cannot be cast to that of the tensor
+    x.long().mul_(2.5)                  the result does not fit the tensor (`fitting_writes`)
     rnn_tanh(..., dropout=0.5)          torch's decomposition of recurrent layers has no dropout between them
     x.add_(1), x of inference mode      outside of it
     y = x * w; w.data = z               the backward reads `w`, which lies in other memory by then
@@ -35,9 +35,9 @@ from ...rewrites.purity import storages, written
 from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint, known_equal
 from ..lowering.refused import refused
+from .fitting_writes import misfit
 from .given_again import can_be_split
 
-_PROMOTING = ("aten.mul_", "aten.addcmul_", "aten.addcdiv_", "aten.ldexp_")  # only eager checks their metadata
 _NO_USES = ("aten.set_", "_get_data_attr", "aten.view_as", "aten.expand_as", "aten.reshape_as", "aten.sym_size")
 _SPELLED_OUT = ("aten.multilabel_margin_loss", "aten.max_pool1d")
 _UNSAFE = ("aten.unsafe_chunk", "aten.unsafe_split", "aten.unsafe_split_with_sizes")
@@ -71,8 +71,9 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
         return "resampled-to-nothing", f"{node.name} leaves nothing of an image, or makes one of nothing"
     if name == "aten.one_hot" and node.args[0].meta["val"].dtype != torch.int64:
         return "one-hot-of-other-integers", f"{node.name} is of integers that are no int64"
-    if name in _PROMOTING and not _can_hold_its_result(node):
-        return "result-of-another-type", f"{node.name} gives what the tensor that it writes to cannot hold"
+    wrong = misfit(node)
+    if wrong is not None:
+        return "result-of-another-type", f"{node.name} writes {wrong}"
     if name == "aten.channel_shuffle" and not can_be_split(val(node.args[0]), node.args[1]):
         return "shuffle-of-strides", f"{node.name} shuffles channels that cannot be split where they lie"
     if _given(node, "dropout") and _given(node, "train"):  # a recurrent network
@@ -119,21 +120,6 @@ def moved_after_use(graph: fx.Graph) -> Reason | None:
         if op_name(node) not in _NO_USES:
             used.update(node.all_input_nodes)
     return None
-
-
-def _can_hold_its_result(node: fx.Node) -> bool:
-    x = node.args[0].meta["val"]
-    if op_name(node) == "aten.ldexp_":  # a product with a power of two, which is a float
-        return bool(x.dtype.is_floating_point or x.dtype.is_complex)
-    kinds = (torch.result_type(x, _example(val(operand))) for operand in node.args)
-    return all(torch.can_cast(kind, x.dtype) for kind in kinds)
-
-
-def _example(operand: Any) -> Any:
-    """A tensor, or a number of an operand's type."""
-    if isinstance(operand, (torch.SymInt, torch.SymFloat)):
-        return 1 if isinstance(operand, torch.SymInt) else 1.0
-    return operand
 
 
 def _given(node: fx.Node, name: str) -> Any:

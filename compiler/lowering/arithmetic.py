@@ -83,6 +83,8 @@ def power(a: Value, exponent: float) -> Value:
 
     a ** 5    before: pow(a, 5)    after: ((a a) (a a)) a
     """
+    if exponent == 0:  # of a signalling NaN, too, for which C's function gives NaN
+        return const(1, a.dtype)
     if not multiplies(exponent, a.dtype):
         return op("pow", a, exponent)
     root = _ROOTS.get(exponent)

@@ -170,3 +170,42 @@ def test_numbers_are_rounded_where_eager_rounds_them(dtype: torch.dtype) -> None
 
     for ours, eager in zip(torch.compile(f, backend="regraft")(x), f(x), strict=True):
         assert torch.equal(ours, eager)
+
+
+KEPT_AS_EAGER = {
+    "softshrink": lambda x: F.softshrink(x, 0.3).abs(), "hardshrink": lambda x: F.hardshrink(x, 0.3),
+    "beyond": lambda x: F.smooth_l1_loss(x.clamp(-2, 2), x * 0, beta=7e4, reduction="none"),
+    "none": lambda x: x**0, "ones": lambda x: 1**x,
+    "1.0": lambda x: 1.0**x, "float_power": lambda x: torch.float_power(x, 0), "ldexp": lambda x: torch.ldexp(x, x * 2),
+    "mean": lambda x: (x.float().nan_to_num(posinf=7e4) * 1.5)[:96].reshape(8, 12).mean(1, dtype=torch.float16),
+    "whole": lambda x: x.nansum(dtype=torch.int32),
+    "whole rows": lambda x: x[:96].reshape(8, 12).nansum(1, dtype=torch.int64),
+}  # fmt: skip
+
+
+@takes_turns("dynamic")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_bit_by_bit(dtype: torch.dtype, dynamic: bool) -> None:
+    """Limits that 16 bits do not hold, zeros of both signs, signalling NaN, and what becomes an integer."""
+    bits = {torch.float32: (torch.int32, 0x7F800001), torch.float16: (torch.int16, 0x7C01)}.get(
+        dtype, (torch.int16, 0x7F81)
+    )
+    x = torch.tensor([0.0, -0.0, 0.3, -0.3, 0.25, 1.0, -2.0, INFINITY, NAN, 65504.0], dtype=dtype).repeat(10)
+    y = x.roll(3)
+    signalling = x.clone()
+    signalling[3::7] = torch.tensor([bits[1]], dtype=bits[0]).view(dtype)
+
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            *(one(z) for one in KEPT_AS_EAGER.values()),
+            torch.fmax(x, y),
+            torch.fmin(x, y),
+            torch.fmax(x, torch.zeros((), dtype=x.dtype)),
+        ]
+
+    torch.compiler.reset()
+    ours = torch.compile(f, backend="regraft", dynamic=dynamic)(x, y, signalling)
+    for name, a, b in zip([*KEPT_AS_EAGER, "fmax", "fmin", "most"], ours, f(x, y, signalling), strict=True):
+        same = a.dtype == b.dtype and all(torch.equal(*pair) for pair in zip(classes(a), classes(b), strict=True))
+        assert same and torch.equal(a.nan_to_num(), b.nan_to_num()), name

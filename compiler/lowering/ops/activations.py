@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...ir.value import Value
+from ...ir.value import HALVES, Value
 from ..arithmetic import minus, negated, op, over, plus, square, times, where
 from ..core import Indices, Lowering, Tensor, Unlowered, const, lowers
 from ..scalars import literal
@@ -306,11 +306,13 @@ def _hardswish_backward(low: Lowering, g: Tensor, x: Tensor) -> Tensor:
 
 @lowers("aten.hardshrink")
 def _hardshrink(low: Lowering, x: Tensor, limit: Any = 0.5) -> Tensor:
+    limit = _as_element(limit, x)
     return elementwise(low, [x], lambda a: where(_within(a, limit), 0, a))
 
 
-@lowers("aten.hardshrink_backward")
-def _hardshrink_backward(low: Lowering, g: Tensor, x: Tensor, limit: Any) -> Tensor:
+@lowers("aten.hardshrink_backward", "aten.softshrink_backward")
+def _shrink_backward(low: Lowering, g: Tensor, x: Tensor, limit: Any) -> Tensor:
+    limit = _as_element(limit, x)
     return elementwise(low, [g, x], lambda g, a: where(_within(a, limit), 0, g))
 
 
@@ -318,18 +320,22 @@ def _within(a: Value, limit: Any) -> Value:
     return op("logical_and", op("ge", a, -limit), op("le", a, limit))
 
 
+def _as_element(number: Any, x: Tensor) -> Any:
+    """A number as an element of a tensor has it: rounded to 16 bits."""
+    known = isinstance(number, (int, float)) and x.dtype in HALVES
+    return float(torch.tensor(number, dtype=x.dtype)) if known else number
+
+
 @lowers("aten.softshrink")
 def _softshrink(low: Lowering, x: Tensor, limit: Any = 0.5) -> Tensor:
+    """Eager rounds the limit to 16 bits on GPUs, and in the backward."""
+    limit = limit if low.device.type == "cpu" else _as_element(limit, x)
+
     def compute(a: Value) -> Value:
         below = where(op("lt", a, -limit), plus(a, limit), times(a, 0))
         return where(op("gt", a, limit), minus(a, limit), below)
 
     return elementwise(low, [x], compute)
-
-
-@lowers("aten.softshrink_backward")
-def _softshrink_backward(low: Lowering, g: Tensor, x: Tensor, limit: Any) -> Tensor:
-    return elementwise(low, [g, x], lambda g, a: where(_within(a, limit), 0, g))
 
 
 # -- gated ----------------------------------------------------------------------------------------------------------

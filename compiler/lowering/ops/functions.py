@@ -12,7 +12,7 @@ from ..arithmetic import minus, negated, op, over, plus, times, where
 from ..core import Lowering, Tensor, cast, const, lowers
 from ..scalars import literal
 from .copies import copied
-from .elementwise import at_least, elementwise
+from .elementwise import at_least, elementwise, promoted, rounded
 
 
 @lowers("aten.frac")
@@ -112,5 +112,6 @@ def _angle(low: Lowering, x: Tensor) -> Tensor:
 @lowers("aten.ldexp")
 def _ldexp(low: Lowering, x: Any, exponent: Any) -> Tensor:
     """``x * 2 ** exponent``, the power rounded to the exponent's own floating dtype first, as eager."""
-    power = elementwise(low, [exponent], lambda e: op("pow", 2.0, e), "int_to_float")
+    dtype = promoted([exponent])
+    power = elementwise(low, [exponent], lambda e: rounded(op("pow", 2.0, e), dtype), "int_to_float")
     return elementwise(low, [x, power], times, opmath=True)

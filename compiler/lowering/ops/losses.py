@@ -79,9 +79,16 @@ def mse_loss_backward(low: Lowering, grad: Tensor, x: Tensor, y: Tensor, reducti
     return _gradient(low, grad, x, y, lambda a, b: times(2.0, minus(a, b)), reduction)
 
 
+def _of_half(low: Lowering, x: Tensor, number: Any) -> Any:
+    """A number as eager's kernels for float16 on CPUs, which compute in float16, take it: 7e4 is infinite there."""
+    known = isinstance(number, (int, float)) and low.device.type == "cpu" and x.dtype == torch.float16
+    return float(torch.tensor(number, dtype=x.dtype)) if known else number
+
+
 @lowers("aten.smooth_l1_loss")
 def smooth_l1_loss(low: Lowering, x: Tensor, y: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
     """Half a square below `beta`, over it; from there on the distance, less half of `beta`."""
+    beta = _of_half(low, x, beta)
 
     def formula(a: Value, b: Value) -> Value:
         z = op("abs", minus(a, b))
@@ -93,6 +100,7 @@ def smooth_l1_loss(low: Lowering, x: Tensor, y: Tensor, reduction: int = MEAN, b
 @lowers("aten.smooth_l1_loss_backward")
 def smooth_l1_loss_backward(low: Lowering, grad: Tensor, x: Tensor, y: Tensor, reduction: int, beta: float) -> Tensor:
     """The sign of x - y beyond `beta`, a line in between."""
+    beta = _of_half(low, x, beta)
 
     def slope(a: Value, b: Value) -> Value:
         z = minus(a, b)

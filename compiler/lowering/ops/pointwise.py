@@ -221,9 +221,12 @@ def _lerp(low: Lowering, x: Tensor, y: Tensor, weight: Any) -> Tensor:
 @lowers("aten.pow")
 def _pow(low: Lowering, x: Any, y: Any) -> Tensor:
     dtype = promoted([x, y])
+    if isinstance(x, (bool, int, float)) and x == 1:  # whatever `y` is: of a signalling NaN C's function gives NaN
+        return low.pointwise(lambda i: const(1, compute_dtype(dtype)), y.sizes, dtype)
     if isinstance(y, Scalar) and not dtype.is_floating_point and not known_nonnegative(exact(y)):
         raise Unlowered("symbolic", "a power of integers that eager refuses where it is negative")
-    if not isinstance(y, (int, float)) or not multiplies(y, dtype) or (abs(y) == 0.5 and _is_cpu_half(low, dtype)):
+    whole = isinstance(y, (int, float)) and (y == 0 or multiplies(y, dtype))
+    if not whole or (abs(y) == 0.5 and _is_cpu_half(low, dtype)):
         return elementwise(low, [x, y], lambda a, b: op("pow", a, b))
     return elementwise(low, [x], lambda a: power(cast(a, compute_dtype(dtype)), y), dtype=dtype)
 
@@ -248,16 +251,22 @@ def _float_power(low: Lowering, x: Any, y: Any) -> Tensor:
 
 @lowers("aten.fmax")
 def _fmax(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
-    return elementwise(low, [x, y], lambda a, b: _ignoring_nan("maximum", a, b))
+    return _ignoring_nan(low, "maximum", x, y)
 
 
 @lowers("aten.fmin")
 def _fmin(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
-    return elementwise(low, [x, y], lambda a, b: _ignoring_nan("minimum", a, b))
+    return _ignoring_nan(low, "minimum", x, y)
 
 
-def _ignoring_nan(name: str, a: Value, b: Value) -> Value:
-    chosen = op(name, b, a)  # of two zeros the first
+def _ignoring_nan(low: Lowering, name: str, x: Tensor, y: Tensor) -> Tensor:
+    """Of two zeros the first; of bfloat16 on CPUs the second, as eager."""
+    second = low.device.type == "cpu" and promoted([x, y]) == torch.bfloat16
+    return elementwise(low, [x, y], lambda a, b: _chosen_number(name, a, b, (a, b) if second else (b, a)))
+
+
+def _chosen_number(name: str, a: Value, b: Value, order: tuple[Value, Value]) -> Value:
+    chosen = op(name, *order)
     if not a.dtype.is_floating_point:
         return chosen
     return where(op("isnan", a), b, where(op("isnan", b), a, chosen))

@@ -54,7 +54,9 @@ def nansum(low: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False, dty
     if not x.dtype.is_floating_point:
         return sum_(low, x, dim, keepdim, dtype)
     made = _exact(x, dtype)
-    return total(low, space(x, dim, keepdim), lambda i: _nan_as_zero(element(x, i, made)), made)
+    if made.is_floating_point:
+        return total(low, space(x, dim, keepdim), lambda i: _nan_as_zero(element(x, i, made)), made)
+    return total(low, space(x, dim, keepdim), lambda i: cast(_as_number(element(x, i, x.dtype), x.dtype), made), made)
 
 
 def _refuse_no_dims(dim: Any) -> None:
@@ -67,6 +69,13 @@ def _nan_as_zero(value: Value) -> Value:
     return where(op("isnan", value), 0, value) if value.dtype.is_floating_point else value
 
 
+def _as_number(value: Value, dtype: torch.dtype) -> Value:
+    """As eager's `nan_to_num` has it: what becomes an integer is a number."""
+    limits = torch.finfo(dtype)
+    value = _nan_as_zero(rounded(value, dtype))
+    return where(op("gt", value, limits.max), limits.max, where(op("lt", value, limits.min), limits.min, value))
+
+
 @lowers("aten.prod")
 def prod(low: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     """The product; integers and bool in int64."""
@@ -76,8 +85,10 @@ def prod(low: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False, dtype
 
 @lowers("aten.mean")
 def mean(low: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-    """The mean; NaN of nothing."""
-    return average(low, space(x, dim, keepdim), lambda i: element(x, i, dtype or x.dtype), dtype or x.dtype)
+    """The mean; NaN of nothing. On CPUs eager makes 16 bits of the mean, not of what it is of."""
+    made = dtype or x.dtype
+    summed = compute_dtype(made) if low.device.type == "cpu" else made
+    return average(low, space(x, dim, keepdim), lambda i: element(x, i, summed), made)
 
 
 def average(low: Lowering, of: Space, compute: Callable[[Indices], Value], dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,76 @@
+"""Whether what a call in place computes fits the tensor that it writes to.
+
+    x.lt_(y), x of no dims, y of two      the result has other sizes
+    x.long().sub_(2j)                     the result has a dtype that cannot be cast to that of the tensor
+
+Eager checks both. Metadata of many operators checks neither, and AOTAutograd writes a part of the result, or casts it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites import compat
+from ...rewrites.compat import tree_leaves, tree_map
+from ...rewrites.graph import arguments, op_name, val
+from ...rewrites.symbolic import hint
+
+# Operands that are broadcast to the sizes of the tensor that is written.
+_BROADCAST = ("other", "exponent", "end", "weight", "tensor1", "tensor2", "min", "max", "mask")
+_BROADCAST_BY_CALL = {"aten.heaviside_": ("values",)}
+
+
+def misfit(node: fx.Node) -> str | None:
+    """Why eager refuses to write the result of a call in place; None where it does not."""
+    if not isinstance(node.target, compat.OpOverload) or not op_name(node).endswith("_") or not node.args:
+        return None
+    target = val(node.args[0])
+    functional = getattr(torch.ops.aten, op_name(node).removeprefix("aten.").removesuffix("_"), None)
+    if functional is None or not isinstance(target, torch.Tensor):
+        return None
+    names = (*_BROADCAST, *_BROADCAST_BY_CALL.get(op_name(node), ()))
+    for name, operand in arguments(node).items():
+        other = val(operand)
+        if name in names and isinstance(other, torch.Tensor) and not _fits(other.shape, target.shape):
+            return f"a result of sizes {list(other.shape)}, the tensor has {list(target.shape)}"
+    made = None if _is_alike(node, target) else _result_dtype(node, functional)
+    if made is None or torch.can_cast(made, target.dtype):
+        return None
+    return f"a result of {made}, which is no {target.dtype}"
+
+
+def _fits(sizes: Any, into: Any) -> bool:
+    """Whether sizes broadcast to others, as far as the example tells."""
+    pairs = list(zip(reversed(sizes), reversed(into), strict=False))
+    known = [(hint(a), hint(b)) for a, b in pairs]
+    return len(sizes) <= len(into) and all(a in (None, 1, b) or b is None for a, b in known)
+
+
+def _is_alike(node: fx.Node, target: torch.Tensor) -> bool:
+    """Whether all operands are tensors of the written one's floating dtype, and real numbers: most calls."""
+    operands = [val(x) for x in (*tree_leaves(node.args), *tree_leaves(node.kwargs))]
+    dtypes = {x.dtype for x in operands if isinstance(x, torch.Tensor)}
+    return dtypes == {target.dtype} and target.is_floating_point() and not any(type(x) is complex for x in operands)
+
+
+def _result_dtype(node: fx.Node, functional: Any) -> torch.dtype | None:
+    """The dtype that a call gives out of place; None if it gives none."""
+    args, kwargs = tree_map(lambda x: _example(val(x)), (tuple(node.args), dict(node.kwargs)))
+    try:
+        with compat.plain_eager():
+            made = functional(*args, **kwargs)
+    except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):  # other checks are of that
+        return None
+    return made.dtype if isinstance(made, torch.Tensor) else None
+
+
+def _example(operand: Any) -> Any:
+    """A tensor without elements' values that promotes alike, or a number of an operand's type."""
+    if isinstance(operand, torch.Tensor):
+        return torch.empty((1,) * operand.dim(), dtype=operand.dtype, device="meta")
+    if isinstance(operand, (torch.SymBool, torch.SymInt, torch.SymFloat)):
+        return {torch.SymBool: True, torch.SymInt: 1, torch.SymFloat: 1.0}[type(operand)]
+    return operand
