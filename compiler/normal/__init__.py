@@ -32,6 +32,7 @@ from . import (
     masked_rows,
     masks,
     matmul,
+    norm_dims,
     pointwise,
     scale,
     slices,
@@ -145,7 +146,8 @@ PRODUCTS: tuple[Respelling, ...] = (
 
 NORMAL_FORM: tuple[Respelling, ...] = (
     *VIEWS, *composed.COMPOSED, *call_forms.CALL_FORMS, *LOGIC, *split_attention.JOINS, *weight_sums.SUMS_OF_WEIGHTS,
-    *SCORES, *masked_rows.ROWS, *slices.SLICES, *turns.TURNS, *statistics.STATISTICS, *gates.GATES, *PRODUCTS,
+    *SCORES, *masked_rows.ROWS, *slices.SLICES, *turns.TURNS, *statistics.STATISTICS, *norm_dims.NORM_DIMS,
+    *gates.GATES, *PRODUCTS,
 )  # fmt: skip
 
 LOWERED_FORM: tuple[Respelling, ...] = (*VIEWS, linear.addmm_as_linear, linear.mm_as_linear, linear.linear_of_rows)

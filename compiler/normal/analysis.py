@@ -125,6 +125,13 @@ def _is_deviation(value: Any) -> bool:
     return root and op_name(value.args[0]) == "aten.add"
 
 
+def is_statistic(value: Any) -> bool:
+    """Whether a value is a mean of rows, or the inverse root of one plus a number."""
+    if sees(None, value, "aten.rsqrt") and sees(None, value.args[0], "aten.add"):
+        value = value.args[0].args[0]
+    return sees(None, value, "aten.mean") and bool(arguments(value).get("keepdim"))
+
+
 def holds_product(node: Any) -> bool:
     """Whether a value is scores: elementwise operations and views of a batched product of two computed values."""
     return _reaches(node, "holds_product", _is_batched_product)

@@ -20,7 +20,18 @@ from ...rewrites.graph import arguments, is_tensor, op_name, rank, sees, shape
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import known_equal, same_shape
 from . import builders
-from .analysis import BINARY, DROPOUT, POINTWISE, UNARY, directness, holds_product, holds_softmax, last, like
+from .analysis import (
+    BINARY,
+    DROPOUT,
+    POINTWISE,
+    UNARY,
+    directness,
+    holds_product,
+    holds_softmax,
+    is_statistic,
+    last,
+    like,
+)
 from .random_calls import moved_dropout
 from .reshape_groups import ReshapedDims, inverted, keeps_last, regroup, unmerged
 
@@ -158,6 +169,8 @@ def _can_move(node: fx.Node, keeps_one_user: bool = False) -> bool:
     name = op_name(node)
     if name in _SOFTMAX:
         return last(node, node.args[1])
+    if any(is_statistic(x) for x in node.args[1:]):  # of rows as they are: a norm stays one
+        return False
     if name in DROPOUT:
         return name == "aten.dropout" and not (keeps_one_user and len(node.users) > 1)
     return True

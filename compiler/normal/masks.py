@@ -14,7 +14,7 @@ from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape, va
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import same_shape
 from . import builders
-from .analysis import directness, holds_product, is_bool, is_float, is_literal, like, uniform
+from .analysis import directness, holds_product, is_bool, is_float, is_literal, is_statistic, like, uniform
 from .logic import are_opposite, negated
 
 aten = torch.ops.aten
@@ -143,7 +143,7 @@ def added_nothing(node: fx.Node, edit: Editor) -> fx.Node | None:
 def difference_as_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
     """sub(scores, m, alpha)  ->  add(scores, mul(m, -alpha)); sub(m, scores)  ->  add(mul(scores, -1), m)."""
     scores, term, alpha = node.args[0], node.args[1], arguments(node).get("alpha", 1)
-    if not is_tensor(scores) or not is_literal(alpha) or not is_float(node):
+    if not is_tensor(scores) or not is_literal(alpha) or not is_float(node) or is_statistic(term):
         return None
     if is_float(term) and directness(term) > directness(scores) and is_float(scores):
         return edit.call(aten.add.Tensor, builders.scaled(edit, term, -alpha), scores)

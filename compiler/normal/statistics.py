@@ -17,7 +17,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape, val
 from ...rewrites.respell import Respelling, respelling
 from ...rewrites.symbolic import known_equal, product, same_shape
-from .analysis import is_float, is_literal, like
+from .analysis import is_float, is_literal, like, same_value, uniform
 from .scale import scale_of
 
 aten = torch.ops.aten
@@ -153,6 +153,39 @@ def squared_root(node: fx.Node, edit: Editor) -> fx.Node | None:
     return edit.call(aten.sum.dim_IntList, edit.call(aten.pow.Tensor_Scalar, x, 2), dims, bool(values.get("keepdim")))
 
 
+@respelling("aten.sub")
+def squares_minus_square(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """sub(mean(pow(x, 2), [-1], True), pow(mean(x, [-1], True), 2))  ->  the variance, as in `variance`.
+
+    That of centered values loses no digits where the mean is large.
+    """
+    squares, square = node.args[:2]
+    if arguments(node).get("alpha", 1) != 1 or not sees(node, squares, "aten.mean") or not is_float(node):
+        return None
+    if not sees(node, square, "aten.pow") or square.args[1] != 2 or not sees(node, square.args[0], "aten.mean"):
+        return None
+    powers, mean = squares.args[0], square.args[0]
+    if not sees(node, powers, "aten.pow") or powers.args[1] != 2 or not same_value(powers.args[0], mean.args[0]):
+        return None
+    values = arguments(squares)
+    same = dims_of(arguments(mean), rank(powers)) == dims_of(values, rank(powers))
+    if not same or arguments(mean).get("keepdim") != values.get("keepdim") or not like(node, square):
+        return None
+    if {arguments(mean).get("dtype"), values.get("dtype")} - {None, dtype(node)}:
+        return None
+    return _variance(node, edit, mean, values | {"self": powers.args[0], "correction": 0})
+
+
+@respelling("aten.clamp_min", "aten.clamp", "aten.relu", "aten.maximum")
+def variance_is_positive(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """clamp_min(mean(pow(x, 2), [-1], True), 0)  ->  mean(pow(x, 2), [-1], True)."""
+    mean, values = node.args[0], arguments(node)
+    floor = 0 if op_name(node) == "aten.relu" else uniform(values.get("min", values.get("other")))
+    if floor != 0 or values.get("max") is not None or not sees(node, mean, "aten.mean") or not like(node, mean):
+        return None
+    return mean if sees(node, mean.args[0], "aten.pow") and mean.args[0].args[1] == 2 and is_float(mean) else None
+
+
 @respelling("aten.var")
 def variance(node: fx.Node, edit: Editor) -> fx.Node | None:
     """var(x, [-1], correction=0, keepdim=True)  ->  mean(pow(sub(x, mean(x, [-1], True)), 2), [-1], True)."""
@@ -174,9 +207,9 @@ def variance_and_mean(node: fx.Node, edit: Editor) -> fx.Node | None:
     return None if dims is None else edit.call(aten.mean.dim, values["self"], dims, bool(values.get("keepdim")))
 
 
-def _variance(node: fx.Node, edit: Editor, call: fx.Node) -> fx.Node | None:
-    """The variance that `call` computes, if it is the population variance over some dims."""
-    values = arguments(call)
+def _variance(node: fx.Node, edit: Editor, call: fx.Node, values: dict[str, Any] | None = None) -> fx.Node | None:
+    """The variance that `call` computes, or a call with `values`, if it is the population variance over some dims."""
+    values = arguments(call) if values is None else values
     x, dims = values["self"], _dims(values)
     population = values.get("unbiased") is False or values.get("correction") == 0
     if dims is None or not population or not is_float(x) or dtype(node) != dtype(x) or rank(x) == 0:
@@ -184,6 +217,12 @@ def _variance(node: fx.Node, edit: Editor, call: fx.Node) -> fx.Node | None:
     centered = edit.call(aten.sub.Tensor, x, edit.call(aten.mean.dim, x, dims, True))
     square = edit.call(aten.pow.Tensor_Scalar, centered, 2)
     return edit.call(aten.mean.dim, square, dims, bool(values.get("keepdim")))
+
+
+def dims_of(values: dict[str, Any], n: int) -> list[int] | None:
+    """The dims of a reduction of a tensor with `n` dims, in order and none negative; None for all dims."""
+    dims = _dims(values)
+    return None if dims is None or n == 0 else sorted(d % n for d in dims)
 
 
 def _dims(values: dict[str, Any]) -> list[int] | None:
@@ -195,5 +234,5 @@ def _dims(values: dict[str, Any]) -> list[int] | None:
 
 STATISTICS: tuple[Respelling, ...] = (
     power_as_root, reciprocal_root, division_by_root, sum_as_mean, variance, variance_and_mean, kept_dims,
-    dropped_dims, squared_root,
+    dropped_dims, squared_root, squares_minus_square, variance_is_positive,
 )  # fmt: skip

@@ -105,17 +105,65 @@ LAYER_NORMS: dict[str, Callable[..., Any]] = {
     "weight on the root": lambda x, w, b: (x - mean(x)) * (w * torch.rsqrt(variance(x) + EPS)) + b,
     "scale and shift": scale_and_shift,
     "addcmul": lambda x, w, b: torch.addcmul(b, w, (x - mean(x)) * torch.rsqrt(variance(x) + EPS)),
+    "squares minus square": lambda x, w, b: (x - mean(x)) * torch.rsqrt(mean(x * x) - mean(x) ** 2 + EPS) * w + b,
+    "squares minus square, not below zero": lambda x, w, b: (
+        (x - mean(x)) * (torch.rsqrt((mean(x.square()) - mean(x).square()).clamp(min=0) + EPS) * w) + b
+    ),
+    "dims put back after squares minus square": lambda x, w, b: (
+        (x - x.mean(-1)[..., None]) / torch.sqrt(((x**2).mean(-1) - x.mean(-1) ** 2)[..., None] + EPS) * w + b
+    ),
 }
 NEITHER: dict[str, Callable[..., Any]] = {
     "deviation and eps": lambda x, w, b: w * (x - mean(x)) / (x.std(-1, unbiased=False, keepdim=True) + EPS) + b,
     "unbiased": lambda x, w, b: w * (x - mean(x)) / torch.sqrt(x.var(-1, keepdim=True) + EPS) + b,
-    "other dim": lambda x, w, b: w * (x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + EPS)),
+    "dims apart": lambda x, w, b: w * (x * torch.rsqrt(x.pow(2).mean((0, 2), keepdim=True) + EPS)),
+    "means of two kinds": lambda x, w, b: (x - mean(x)) * torch.rsqrt(x.square().mean(1, True) - mean(x) ** 2 + 9),
     "whole tensor": lambda x, w, b: w * (x * torch.rsqrt(x.pow(2).mean() + EPS)),
     "cubes": lambda x, w, b: w * (x * torch.rsqrt(mean(x.abs().pow(3)) + EPS)),
     "another value's": lambda x, w, b: w * (x * torch.rsqrt(mean((x + b).pow(2)) + EPS)),
     "another mean": lambda x, w, b: (x - mean(x + b)) * torch.rsqrt(mean((x - mean(x)) ** 2) + EPS),
     "computed eps": lambda x, w, b: x * torch.rsqrt(mean(x.pow(2)) + b.abs()[:1]),
     "statistics of another row": lambda x, w, b: x * torch.rsqrt(mean(x.pow(2)) + EPS).reshape(3, 1, 4).mT.flip(1),
+}
+
+
+IMAGES = normal(2, 8, 3, 5) + 0.3
+
+
+def images(x):
+    return x.mean((2, 3), keepdim=True)
+
+
+def convnext(x, w, b):
+    centered = x - x.mean(1, keepdim=True)
+    root = torch.sqrt((x - x.mean(1, keepdim=True)).pow(2).mean(1, keepdim=True) + EPS)
+    return w[:, None, None] * (centered / root) + b[:, None, None]
+
+
+def groups(x, w, b):
+    apart = x.unflatten(1, (2, 4))
+    variance, average = torch.var_mean(apart, (2, 3, 4), correction=0, keepdim=True)
+    return ((apart - average) * torch.rsqrt(variance + EPS)).flatten(1, 2) * w.view(-1, 1, 1) + b.view(-1, 1, 1)
+
+
+OTHER_DIMS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "ConvNeXt": ("layer_norm", convnext),
+    "scale of channels": (
+        "layer_norm",
+        lambda x, w, b: (
+            (x - x.mean(1, True)) * (torch.rsqrt(x.var(1, unbiased=False, keepdim=True) + EPS) * w.view(1, 8, 1, 1))
+        ),
+    ),
+    "one row": ("layer_norm", lambda x, w, b: convnext(x[..., 0, 0].unflatten(1, (8, 1, 1)), w, b)),
+    "squares of channels": ("rms_norm", lambda x, w, b: x * torch.rsqrt((x**2).mean(1, True) + EPS) * w[:, None, None]),
+    "pixels": ("rms_norm", lambda x, w, b: x / torch.sqrt(torch.mean(x * x, dim=1, keepdim=True) + EPS)),
+    "batch": ("rms_norm", lambda x, w, b: x * torch.rsqrt(x.square().mean(0, keepdim=True) + EPS)),
+    "whole samples": ("rms_norm", lambda x, w, b: x * (x.pow(2).mean((1, 2, 3), keepdim=True) + EPS).rsqrt()),
+    "images": (
+        "layer_norm",
+        lambda x, w, b: (x - images(x)) / torch.sqrt(images((x - images(x)) ** 2) + EPS) * w[:, None, None],
+    ),
+    "groups": ("layer_norm", groups),
 }
 
 
@@ -145,6 +193,32 @@ def test_rms_norm(name: str, training: bool, dynamic: bool) -> None:
 @pytest.mark.parametrize("name", LAYER_NORMS)
 def test_layer_norm(name: str, training: bool, dynamic: bool) -> None:
     check(LAYER_NORMS[name], "layer_norm", trained([X, W, BIAS]) if training else [X, W, BIAS], dynamic=dynamic)
+
+
+@one_row_in(2)
+@takes_turns("dynamic")
+@BOTH
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", OTHER_DIMS)
+def test_other_dims(name: str, training: bool, dynamic: bool) -> None:
+    rule, function = OTHER_DIMS[name]
+    given = [IMAGES, W, BIAS]
+    found = check(function, rule, trained(given) if training else given, dynamic=dynamic)
+    result = found.run(*given)
+    assert result.stride() == function(*given).stride()
+
+
+@pytest.mark.parametrize("centered", [False, True])
+def test_rows_of_a_product(centered: bool) -> None:
+    """A product of matrices could be scores, whose views move below what follows: not below statistics of rows."""
+
+    def function(a, b, gate, w):
+        x = (a @ b).transpose(1, 2).flatten(2) * torch.sigmoid(gate)
+        x = x.unflatten(-1, (1, -1))
+        x = x - mean(x) if centered else x
+        return w * (x * torch.rsqrt(mean(x.pow(2)) + EPS)).flatten(-2)
+
+    check(function, "rms_norm", [normal(2, 3, 5, 5), normal(2, 3, 5, 4), normal(2, 5, 12), normal(12)])
 
 
 @takes_turns("training")
