@@ -6,6 +6,7 @@ private name of torch. Functions about memory, AOTAutograd and attention are use
 
 from .dispatch import (
     autocast_kernel,
+    autocast_as_compiled,
     autocast_off,
     autocast_on,
     bare_calls,
@@ -144,6 +145,7 @@ __all__ = [
     "assumptions",
     "attribute",
     "autocast_kernel",
+    "autocast_as_compiled",
     "autocast_off",
     "autocast_on",
     "bare_calls",

@@ -47,7 +47,8 @@ def graph_key(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Option
         if depends_on_values(example_inputs):
             raise _NoKeyError("a guard tells something of an input's value")
         devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor)}
-        parts = [*_machine(), *_gpus(devices), *_state(), options.key(), *_module(gm), *_inputs(example_inputs)]
+        parts = [*_machine(), *_gpus(devices), *_state(), options.key(), _end(gm), *_module(gm)]
+        parts += _inputs(example_inputs)
     except _NoKeyError as missing:
         return Reason("no-key", f"not cached: {missing}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -86,6 +87,11 @@ def _state() -> Iterator[str]:
     yield f"cudnn {torch.backends.cudnn.enabled} {torch.backends.cudnn.benchmark}"
     yield f"autocast {torch.is_autocast_enabled('cpu')} {torch.get_autocast_dtype('cpu')}"
     yield f"attention {attention.backends_in_order()}"
+
+
+def _end(gm: fx.GraphModule) -> str:
+    """Whether the program goes on with the graph's results, which it may write to: a forward keeps copies then."""
+    return f"continued {bool(compat.graph_break(gm)[0])}"
 
 
 def _module(gm: fx.GraphModule) -> Iterator[str]:

@@ -211,3 +211,43 @@ def test_a_backward_that_a_compiled_program_calls_is_not_traced():
     for _ in range(2):  # compiled, recalled
         torch.compiler.reset()
         torch.testing.assert_close(torch.compile(program, backend="regraft")(x), program(x))
+
+
+def broken(x, w, breaks):
+    s = x * w
+    p = s.exp() * 2
+    if breaks:
+        torch._dynamo.graph_break()
+        s.mul_(3)
+    return s, p
+
+
+@pytest.mark.parametrize("order", [(False, True), (True, False)])
+def test_a_program_that_goes_on_is_another_one(order):
+    """After a graph break it may write to results: what a backward makes anew of these is kept beside them."""
+    run = torch.compile(broken, backend="regraft")
+    for breaks in (*order, *order):
+        found = []
+        for call in (broken, run):
+            x, w = tensors(False, True)
+            s, p = call(x, w, breaks)
+            p.square().sum().backward()
+            found.append((s, p, w.grad))
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("around", [(False, True), (True, False), (True, True)])
+def test_autocast_in_the_backward_alone(around):
+    """Eager computes what it is switched on for."""
+    results = []
+    for how in ("eager", "compiled", "recalled"):
+        torch.compiler.reset()
+        x, w = tensors(True, True)
+        run = torch.mm if how == "eager" else torch.compile(lambda x, w: torch.mm(x, w), backend="regraft")
+        with torch.autocast("cpu", torch.bfloat16, enabled=around[0]), regraft.coverage() as cov:
+            out = run(x, w)
+        with torch.autocast("cpu", torch.bfloat16, enabled=around[1]), cov:
+            out.backward(torch.ones_like(out))
+        results.append((x.grad, w.grad))
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[1], rtol=0, atol=0)
