@@ -67,7 +67,7 @@ from .runtime.cudagraphs.replay import Replay
 from .runtime.frame_stack import with_room
 from .runtime.gc_pause import collected_once
 from .runtime.graph_cache.entry import recall
-from .runtime.graph_cache.key import depends_on_values, graph_key, share_memory
+from .runtime.graph_cache.key import depends_on_values, graph_key, held_by, share_memory
 from .runtime.graph_cache.unsaved import Unsaved
 from .runtime.overlaps import Lying, at_their_places
 from .stages import Stages
@@ -198,7 +198,7 @@ class Compilation:
             key = do(self._key, name="recall")
             known = do(recall, key) if key is not None else None
         if known is not None:
-            runner = do(known.runner, self._replay.graphs, name="recall")
+            runner = do(known.runner, self._replay.graphs, self._gm, name="recall")
             known.record.name, known.record.seconds = self.record.name, self.record.seconds
             told = {name: value for name, value in self.record.details.items() if name in _OF_DYNAMO}
             known.record.details = {k: v for k, v in known.record.details.items() if k not in _OF_DYNAMO} | told
@@ -260,7 +260,7 @@ class Compilation:
         key = graph_key(self._gm, self._example_inputs, replace(self.options, rules=rules))
         if not isinstance(key, str):
             return None
-        self._unsaved.shared = share_memory(self._example_inputs)
+        self._unsaved.shared = share_memory([*held_by(self._gm), *self._example_inputs])
         return key
 
     def _compile(self) -> Callable[..., Any]:
@@ -302,6 +302,7 @@ class Compilation:
 
     def _differentiate(self, captured: Captured) -> Callable[..., Any]:
         """The program with its derivatives; Dynamo's own graph if the rewritten program does not compile."""
+        self._unsaved.hold(captured.graph_module, self._gm)
         try:
             return differentiate(
                 captured.graph_module,
@@ -324,6 +325,7 @@ class Compilation:
         """The program as it was written, after what we made of it has failed."""
         self.record.applied.clear()
         self._stages.disable_rewrites()
+        self._unsaved.hold(written.graph_module, self._gm)
         try:
             compiled = differentiate(written.graph_module, written.example_inputs, self._compile_graph)
         except Exception as without:

@@ -5,8 +5,8 @@ private name of torch. Functions about memory, AOTAutograd and attention are use
 """
 
 from .dispatch import (
-    autocast_kernel,
     autocast_as_compiled,
+    autocast_kernel,
     autocast_off,
     autocast_on,
     bare_calls,
@@ -144,8 +144,8 @@ __all__ = [
     "asks_for_transforms",
     "assumptions",
     "attribute",
-    "autocast_kernel",
     "autocast_as_compiled",
+    "autocast_kernel",
     "autocast_off",
     "autocast_on",
     "bare_calls",

@@ -14,6 +14,7 @@ import logging
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class CachedProgram:
         step: in training, the forward and the backward.
         written: in inference, positions of inputs that the graph writes to, as autograd is to know.
         returned: positions of results that are inputs, and of these: the graph may give None, or what is no input.
+        held: names of the tensors that the program holds, which the graph is given before its inputs.
     """
 
     name: str
@@ -53,11 +55,22 @@ class CachedProgram:
     step: TrainingStep | None = None
     written: tuple[int, ...] = ()
     returned: tuple[tuple[int, int], ...] = ()
+    held: tuple[str, ...] = ()
 
-    def runner(self, graphs: CudaGraphs | None = None) -> Callable[..., Any]:
-        """The program as a function of its inputs, outside autocast; captured where `graphs` are given."""
+    def runner(self, graphs: CudaGraphs | None = None, holds: torch.nn.Module | None = None) -> Callable[..., Any]:
+        """The program as a function of its inputs, outside autocast.
+
+        Args:
+            graphs: captures it, if given.
+            holds: has the tensors that the program holds.
+        """
         call = self._runner(graphs)
-        return WithInputs(call, self.returned) if self.returned else call
+        if self.returned:
+            call = WithInputs(call, self.returned)
+        if not self.held:
+            return call
+        assert holds is not None
+        return partial(call, *(compat.attribute(holds, name) for name in self.held))
 
     def _runner(self, graphs: CudaGraphs | None) -> Callable[..., tuple[Any, ...]]:
         if self.step is not None:

@@ -1,7 +1,8 @@
 """Everything that a compilation depends on, as one hash: equal keys promise that the same code may run.
 
 What cannot be told apart by its text (closures, operators of users, subclasses, symbolic sizes, big constants) has
-no key, and says why: such graphs are compiled anew each time.
+no key, and says why: such graphs are compiled anew each time. A tensor that the graph holds counts by its content, but
+where the program writes to it, as a step of an optimizer does: no code can depend on that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import fx
 from ....rewrites import compat
 from ....rewrites.compat import attention, memory
 from ....rewrites.compat.dynamo import knows_values
+from ....rewrites.graph import nodes_in
 from ....rewrites.machine import cpu_model
 from ....rewrites.reason import Reason
 from ....rewrites.symbolic import SYMBOLIC, hint
@@ -47,8 +49,8 @@ def graph_key(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Option
         if depends_on_values(example_inputs):
             raise _NoKeyError("a guard tells something of an input's value")
         devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor)}
-        parts = [*_machine(), *_gpus(devices), *_state(), options.key(), _end(gm), *_module(gm)]
-        parts += _inputs(example_inputs)
+        parts = [*_machine(), *_gpus(devices), *_state(), options.key(), _end(gm), *_module(gm, written_by(gm))]
+        parts += [*_inputs(example_inputs), _sharing([*held_by(gm), *example_inputs])]
     except _NoKeyError as missing:
         return Reason("no-key", f"not cached: {missing}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -94,7 +96,22 @@ def _end(gm: fx.GraphModule) -> str:
     return f"continued {bool(compat.graph_break(gm)[0])}"
 
 
-def _module(gm: fx.GraphModule) -> Iterator[str]:
+def held_by(gm: fx.GraphModule) -> list[Any]:
+    """The tensors that a graph holds, as Dynamo has seen them."""
+    return [node.meta.get("example_value") for node in gm.graph.find_nodes(op="get_attr")]
+
+
+def written_by(gm: fx.GraphModule) -> frozenset[str]:
+    """Names of tensors that the graph holds and writes to as a whole."""
+    found = set()
+    for node in gm.graph.nodes:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if node.op in ("call_function", "call_method") and name.endswith("_") and not name.endswith("__"):
+            found.update(str(x.target) for x in nodes_in(node.args[:1]) if x.op == "get_attr")
+    return frozenset(found)
+
+
+def _module(gm: fx.GraphModule, written: frozenset[str] = frozenset()) -> Iterator[str]:
     if compat.CHECKPOINT_POLICY in gm.meta:
         raise _NoKeyError(
             "a policy function selects the operations that a checkpoint recomputes, and its code is not part of the key"
@@ -105,7 +122,8 @@ def _module(gm: fx.GraphModule) -> Iterator[str]:
         yield f"{node.op} {node.name} {_target(node)} {_text(node.args)} {_text(node.kwargs)}"
         yield str(node.meta.get("stack_trace", ""))
         if node.op in ("get_attr", "call_module"):
-            yield from _attribute(compat.attribute(gm, str(node.target)))
+            value = compat.attribute(gm, str(node.target))
+            yield from [_tensor(value)] if node.target in written else _attribute(value)
 
 
 def _is_given(number: Any) -> bool:
@@ -172,7 +190,6 @@ def _text(value: Any) -> str:
 
 def _inputs(values: Sequence[Any]) -> Iterator[str]:
     yield from map(_input, values)
-    yield _sharing(v for v in values if isinstance(v, torch.Tensor))
 
 
 def _input(value: Any) -> str:
@@ -204,9 +221,10 @@ def share_memory(inputs: Iterable[Any]) -> bool:
     return len(set(keys)) < len(keys)
 
 
-def _sharing(tensors: Iterable[torch.Tensor]) -> str:
+def _sharing(values: Iterable[Any]) -> str:
     """Which inputs share memory: the positions of each storage's first tensor."""
     first: dict[int, int] = {}
+    tensors = [x for x in values if isinstance(x, torch.Tensor)]
     return " ".join(
         str(first.setdefault(memory.storage_key(tensor), position)) for position, tensor in enumerate(tensors)
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import fx
 
 from ....rewrites.compat.autograd import (
@@ -41,10 +42,19 @@ class Unsaved:
         self.shared = False  # whether inputs share memory
         self.returned: Places = ()  # results that are inputs, which the graph does not give
         self.barred = False  # whether results are restored, or a rule has put in an operator that the key does not know
+        self.held: tuple[str, ...] = ()  # tensors of the graph's own, which AOTAutograd gives it before its inputs
         self._inputs, self._training, self._static = inputs, training, static
         self._plain: tuple[Wrapper, tuple[int, ...], Places] | None = None  # of inference: also what it writes, returns
         self._forward: tuple[Wrapper, StepFacts] | None = None
         self._step: TrainingStep | None = None
+
+    def hold(self, program: torch.nn.Module, written: torch.nn.Module) -> None:
+        """Remember the tensors that a program holds, in AOTAutograd's order, if Dynamo's graph has them, too."""
+        kinds = program.named_parameters(remove_duplicate=False), program.named_buffers(remove_duplicate=False)
+        held = {name: value for kind in kinds for name, value in kind}
+        own = dict([*written.named_parameters(remove_duplicate=False), *written.named_buffers(remove_duplicate=False)])
+        self.held = tuple(held)
+        self.barred |= any(own.get(name) is not value for name, value in held.items())
 
     def note_inference(self, graph_module: fx.GraphModule, wrapper: Wrapper) -> None:
         """Remember the wrapper of an inference graph, if it runs without AOTAutograd."""
@@ -60,7 +70,7 @@ class Unsaved:
             self._forward = None if facts is None or not self._takes_inputs(graph_module) else (wrapper, facts)
         elif kind == "backward" and self._forward is not None:
             forward, facts = self._forward
-            step = step_of(forward.parts, wrapper.parts, facts, graph_module.graph, self._inputs)
+            step = step_of(forward.parts, wrapper.parts, facts, graph_module.graph, len(self.held) + self._inputs)
             self._step = step and replace(step, captured=kind in self._static)
             self.save(record)
 
@@ -77,20 +87,20 @@ class Unsaved:
         told = all(f.stage in ("configuration", "cudagraphs", "wrapper") and not f.fault for f in record.fallbacks)
         if not told or self.barred:
             return
+        returned = tuple((k, len(self.held) + place) for k, place in self.returned)
         if self._step is not None:
             static = self._static.get("forward")
-            save(key, CachedProgram(record.name, None, record, static, self._step, returned=self.returned))
+            save(key, CachedProgram(record.name, None, record, static, self._step, (), returned, self.held))
         elif self._plain is not None and not self._training:
             (wrapper, written, given), static = self._plain, self._static.get("inference")
-            returned = (*given, *self.returned)
-            entry = CachedProgram(wrapper.name, wrapper.parts, record, static, written=written, returned=returned)
-            save(key, entry)
+            parts, returned = wrapper.parts, (*given, *returned)
+            save(key, CachedProgram(wrapper.name, parts, record, static, None, written, returned, self.held))
 
     def _takes_inputs(self, graph_module: fx.GraphModule) -> bool:
-        """Whether the graph's inputs are those of the program: AOTAutograd adds parameters and buffers itself.
+        """Whether the graph's inputs are the tensors that the program holds, and its inputs.
 
-        And makes one tensor of inputs that share memory where one of them is written to.
+        AOTAutograd makes one tensor of inputs that share memory where one of them is written to.
         """
         if self.shared and writes_inputs():
             return False
-        return len(graph_module.graph.find_nodes(op="placeholder")) == self._inputs
+        return len(graph_module.graph.find_nodes(op="placeholder")) == len(self.held) + self._inputs

@@ -210,3 +210,64 @@ def test_what_the_program_holds_by_itself_is_read_at_every_call():
     for _ in range(2):
         torch.compiler.reset()
         torch.testing.assert_close(three_steps(True), wanted)
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.01),
+    "adam": lambda parameters: torch.optim.Adam(parameters, 0.1),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, torch.tensor(0.1), amsgrad=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_steps_of_optimizers_are_recalled(name):
+    """Dynamo has the graph hold what they write; its values are others in each process."""
+
+    def trained(seed, compiled):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        step = torch.compile(optimizer.step, backend="regraft") if compiled else optimizer.step
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(5, 3).double()).sin().sum().backward()
+            step()
+        state = [x for own in optimizer.state_dict()["state"].values() for x in own.values()]
+        return list(model.parameters()), state, [p._version for p in model.parameters()]
+
+    for seed in range(3):  # compiled, recalled, recalled
+        torch.compiler.reset()
+        with regraft.coverage() as cov:
+            ours, theirs = trained(seed, True), trained(seed, False)
+        assert cov.graphs and all(("capture" in graph.seconds) == (seed == 0) for graph in cov.graphs)
+        torch.testing.assert_close(ours[:2], theirs[:2], rtol=1e-3, atol=1e-5)  # steps are counted in float32
+        assert all(version > 0 for version in ours[2])
+
+
+class Returning(torch.optim.Optimizer):
+    """Its step writes to what Dynamo has the graph hold, and to inputs that it returns."""
+
+    def step(self, x, y):
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.add_(p.grad, alpha=-0.1)
+            return y.mul_(2), x * self.param_groups[0]["params"][0], x.add_(1)
+
+
+def test_positions_of_inputs_count_what_the_program_holds(monkeypatch):
+    known, real = [], backend_module.recall
+    monkeypatch.setattr(backend_module, "recall", lambda key: known.append(real(key)) or known[-1])
+    found = []
+    for how in ("eager", "compiled", "recalled"):
+        torch.compiler.reset()
+        x, y = torch.arange(4.0), torch.arange(4.0)
+        held = [torch.nn.Parameter(torch.full((4,), n)) for n in (1.0, 2.0)]
+        for p in held:
+            p.grad = torch.ones(4)
+        step = Returning(held, {}).step
+        out = (step if how == "eager" else torch.compile(step, backend="regraft"))(x, y)
+        assert out[0] is y and out[2] is x
+        found.append((out, [p.detach() for p in held]))
+    torch.testing.assert_close(found[1:], [found[0]] * 2)
+    assert known[0] is None and known[1].held and known[1].returned

@@ -71,6 +71,29 @@ def test_constants_count_by_their_content():
     assert isinstance(holding(torch.ones(1 << 20)), Reason)
 
 
+def test_what_the_program_writes_to_counts_by_its_form():
+    def holding(value, write):
+        graph = fx.Graph()
+        x, held = graph.placeholder("x"), graph.get_attr("c")
+        graph.output((write(graph, held, x),))
+        return graph_key(fx.GraphModule({"c": value}, graph), (torch.randn(3),), Options())
+
+    def method(graph, held, x):
+        return graph.call_method("add_", (held, x))
+
+    def listed(graph, held, x):
+        return graph.call_function(torch._foreach_add_, ([held], [x]))
+
+    def read(graph, held, x):
+        return graph.call_method("add_", (x, held))
+
+    ones, zeros = torch.ones(3), torch.zeros(3)
+    for write in (method, listed):
+        assert holding(ones, write) == holding(zeros, write) != holding(zeros.double(), write)
+        assert isinstance(holding(torch.ones(1 << 20), write), str)
+    assert holding(ones, read) != holding(zeros, read)
+
+
 def test_code_that_a_key_cannot_hold_has_none():
     def mine(x):
         return x + 1
