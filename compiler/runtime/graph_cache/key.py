@@ -103,7 +103,7 @@ def held_by(gm: fx.GraphModule) -> list[Any]:
 
 def written_by(gm: fx.GraphModule) -> frozenset[str]:
     """Names of tensors that the graph holds and writes to as a whole."""
-    found = set()
+    found: set[str] = set()
     for node in gm.graph.nodes:
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         if node.op in ("call_function", "call_method") and name.endswith("_") and not name.endswith("__"):
