@@ -30,7 +30,7 @@ from ..rewrites.compat import (
 )
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import keep_saved, places, tell_strides
-from ..rewrites.compat.dispatch import forward_ad_active, guard_forward_ad
+from ..rewrites.compat.dispatch import forward_ad_active, guard_forward_ad, guard_zeros
 from ..rewrites.compat.dynamo import allow_lookups_at_once, leave_to_python, on_reset
 from ..rewrites.compat.logs import code_is_logged, log_code
 from ..rewrites.compat.memory import guard_float32_precision
@@ -189,6 +189,7 @@ class Compilation:
             guard_float32_precision()
         do(guard_backends, self._gm)
         do(guard_forward_ad)
+        do(guard_zeros)
         if do(forward_ad_active, default=False):
             return self._as_written()
         left = do(left_to_python, self._gm, self._example_inputs, default="")

@@ -34,6 +34,7 @@ from ...rewrites.graph import op_name, val
 from ...rewrites.purity import storages, written
 from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint, known_equal
+from ..lowering.element_numbers import unheld
 from ..lowering.refused import refused
 from .fitting_writes import misfit
 from .given_again import can_be_split
@@ -86,7 +87,7 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
 def _split_early(node: fx.Node) -> tuple[str, str] | None:
     """The code and message of a call that eager refuses, and that tracing makes of others, which are not refused."""
     early = compat.is_split_by_autograd(node.target) or op_name(node) in _SPELLED_OUT
-    refusal = refused(node) if early else None
+    refusal = refused(node) or unheld(node) if early else None
     return None if refusal is None else ("refused-by-eager", f"{node.name}: {refusal}")
 
 

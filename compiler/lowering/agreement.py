@@ -15,14 +15,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from itertools import product
 from typing import Any
 
 import torch
 from torch import fx
 
 from ...rewrites.compat import OpOverload, plain_eager, schema_arguments
-from ...rewrites.symbolic import equal_under_guard, hint, known_equal, lies_under_guard
+from ...rewrites.symbolic import equal_under_guard, hint, known_equal
+from .element_numbers import ELEMENTS, beyond_elements, fits, given_by, hold_numbers, named, overload
 
 _LONG = frozenset({torch.int64})
 _WHOLE = frozenset({torch.int32, torch.int64})
@@ -30,13 +30,8 @@ _HALVES = (torch.bfloat16, torch.float16)
 _MASKS = (torch.bool, torch.uint8)
 
 
-def _named(text: str) -> dict[str, tuple[str, ...]]:
-    rows = (line.split(":") for line in text.strip().splitlines())
-    return {name.strip(): tuple(names.split()) for name, names in rows}
-
-
 # Operators whose arguments of these names have one dtype.
-_ALIKE = _named("""
+_ALIKE = named("""
     _log_softmax_backward_data: grad_output output
     _softmax_backward_data: grad_output output
     _prelu_kernel: self weight
@@ -59,7 +54,7 @@ _ALIKE = _named("""
     index_put: self values
 """)
 # Normalizations: parameters have the input's dtype, or float32 if that has 16 bits, for some operators on CPUs only.
-_NORMALIZING = _named("""
+_NORMALIZING = named("""
     native_layer_norm: input weight bias
     native_group_norm: input weight bias
     native_batch_norm: input weight bias running_mean running_var
@@ -77,44 +72,6 @@ _INDICES = {
     "embedding_dense_backward": ("indices", _WHOLE), "nll_loss_forward": ("target", _LONG | {torch.uint8}),
     "nll_loss2d_forward": ("target", _LONG | {torch.uint8}),
 }  # fmt: skip
-# Numbers that become elements of the result.
-_ELEMENTS = _named("""
-    fill.Scalar: value
-    full.default: fill_value
-    full_like.default: fill_value
-    new_full.default: fill_value
-    scalar_tensor.default: s
-    masked_fill.Scalar: value
-    index_fill.int_Scalar: value
-    scatter.value: value
-    scatter.value_reduce: value
-    constant_pad_nd.default: value
-    threshold.default: threshold value
-    hardtanh.default: min_val max_val
-    linspace.default: start end
-    clamp.default: min max
-    clamp_min.default: min
-    clamp_max.default: max
-    add.Tensor: alpha
-    sub.Tensor: alpha
-    rsub.Tensor: alpha
-    index_add.default: alpha
-    addcmul.default: value
-    _foreach_add.List: alpha
-    _foreach_sub.List: alpha
-    pow.Tensor_Scalar: exponent
-    hardshrink.default: lambd
-    logit.default: eps
-""")
-# Numbers of the dtype in which the result is computed.
-_FACTORS = _named("""
-    leaky_relu.default: negative_slope
-    elu.default: alpha scale input_scale
-    celu.default: alpha
-    softplus.default: beta threshold
-    addcdiv.default: value
-    lerp.Scalar: weight
-""")
 # Writes to a part of a tensor, with the view that returns the part.
 _REGIONS = {
     "select_scatter": torch.ops.aten.select.int,
@@ -127,7 +84,7 @@ _INTO = {
     "binary_cross_entropy_with_logits": (("target", ("self", "weight")), ("self", ("pos_weight",))),
 }
 # Tensors that must have the same shape.
-_SHAPED_ALIKE = _named("""
+_SHAPED_ALIKE = named("""
     _softmax_backward_data: grad_output output
     _log_softmax_backward_data: grad_output output
     adaptive_max_pool2d_backward: grad_output indices
@@ -140,13 +97,12 @@ _GRADIENTS_OF_PARTS = {
     "slice_backward": torch.ops.aten.slice.Tensor, "select_backward": torch.ops.aten.select.int,
     "diagonal_backward": torch.ops.aten.diagonal.default, "unfold_backward": torch.ops.aten.unfold.default,
 }  # fmt: skip
-_UNWRAPPED = "constant_pad_nd.default"  # no other call refuses negative numbers for unsigned integers
-_HELD, _HELD_NUMBERS = "sizes_held", "numbers_held"
+_HELD = "sizes_held"
 _POOLED = ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 Equal = Callable[[Any, Any], bool]
 _FLOATS = (float, torch.SymFloat)
 _SUMS = ("add", "sub", "rsub")
-_INEXACT_LISTS = ("_foreach_lerp", "_foreach_addcdiv")
+_INEXACT_LISTS = ("_foreach_lerp", "_foreach_addcdiv", "_foreach_norm")
 _LEAST = {"smooth_l1_loss": ("beta", 0), "huber_loss": ("delta", sys.float_info.min)}
 
 
@@ -158,29 +114,15 @@ def hold_sizes(module: fx.GraphModule) -> int:
     """
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     held = sum(map(_hold, [node for node in calls if _packet(node) in _SIZED]))
-    return held + sum(map(_hold_numbers, [node for node in calls if _overload(node) in _ELEMENTS]))
+    return held + sum(map(hold_numbers, [node for node in calls if overload(node) in ELEMENTS]))
 
 
 def _hold(node: fx.Node) -> bool:
     """Whether a call's sizes agree by a guard; guards on sums and minima tell torch nothing, so the call is marked."""
-    packet, given = _packet(node), _given(node)
+    packet, given = _packet(node), given_by(node)
     if _SIZED[packet](packet, given) is None or _SIZED[packet](packet, given, equal_under_guard) is not None:
         return False
     node.meta[_HELD] = True
-    return True
-
-
-def _hold_numbers(node: fx.Node) -> bool:
-    """Whether the symbolic integers of a call are in the range of the result's dtype by a guard."""
-    given, made = _given(node), node.meta.get("val")
-    numbers = [given.get(name) for name in _ELEMENTS[_overload(node)]]
-    symbols = [n for n in numbers if isinstance(n, torch.SymInt)]
-    limits = _limits(made.dtype) if symbols and isinstance(made, torch.Tensor) else None
-    if limits is None or any(isinstance(n, torch.SymFloat) for n in numbers):
-        return False
-    if not all(lies_under_guard(n, *limits) for n in symbols):
-        return False
-    node.meta[_HELD_NUMBERS] = True
     return True
 
 
@@ -189,32 +131,21 @@ def disagreement(node: fx.Node) -> str | None:
     target = node.target
     if not isinstance(target, OpOverload):
         return None
-    packet, given = _packet(node), _given(node)
+    packet, given = _packet(node), given_by(node)
     sizes = _agreed if _HELD in node.meta else _SIZED.get(packet, _agreed)
     for look in (_dtypes, _index, _kinds, _lists, _ranges, sizes, _apart):
         found = look(packet, given)
         if found is not None:
             return found
-    return None if _HELD_NUMBERS in node.meta else _elements(_overload(node), given, node.meta.get("val"))
-
-
-def _overload(node: fx.Node) -> str:
-    return str(node.target).removeprefix("aten.")
+    return beyond_elements(node, given)
 
 
 def _packet(node: fx.Node) -> str:
-    return _overload(node).partition(".")[0]
+    return overload(node).partition(".")[0]
 
 
 def _agreed(_packet: str, _given: dict[str, Any]) -> None:
     return None
-
-
-def _given(node: fx.Node) -> dict[str, Any]:
-    """A call's arguments by name, with metadata for nodes."""
-    names = schema_arguments(node.target)
-    values = dict(zip((name for name, _, _ in names), node.args, strict=False)) | dict(node.kwargs)
-    return {name: value.meta.get("val") if isinstance(value, fx.Node) else value for name, value in values.items()}
 
 
 def _dtypes(packet: str, given: dict[str, Any]) -> str | None:
@@ -281,6 +212,9 @@ def _lists(packet: str, given: dict[str, Any]) -> str | None:
 
 def _ranges(packet: str, given: dict[str, Any]) -> str | None:
     """Numbers that are too small for an operator."""
+    if packet == "celu" and type(given["alpha"]) in (int, float) and given["alpha"] != 0:
+        dtype = torch.float32 if given["self"].dtype in _HALVES else given["self"].dtype
+        return None if fits(1 / given["alpha"], dtype) else f"eager refuses the inverse of {given['alpha']}"
     name, least = _LEAST.get(packet, ("", 0))
     number = given.get(name)
     if number is None or (type(number) in (int, float) and number >= least):
@@ -448,48 +382,3 @@ _SIZED: dict[str, Callable[..., str | None]] = {
 
 def _inexact(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _elements(name: str, given: dict[str, Any], made: Any) -> str | None:
-    tensors = made if isinstance(made, (list, tuple)) else [made]
-    dtypes = {x.dtype for x in tensors if isinstance(x, torch.Tensor)}
-    if name in _FACTORS:
-        dtypes = {torch.float32 if dtype in _HALVES else dtype for dtype in dtypes}
-    for argument, dtype in product(_ELEMENTS.get(name) or _FACTORS.get(name, ()), dtypes):
-        value = given.get(argument)
-        if value is None:  # the schema's default, which every dtype holds
-            continue
-        if not _is_element(value, dtype):
-            return f"{value} may be no {dtype}"
-        if name == _UNWRAPPED and not dtype.is_signed and not (isinstance(value, (int, float)) and value >= 0):
-            return f"{value} may be negative"
-    return None
-
-
-def _is_element(value: Any, dtype: torch.dtype) -> bool:
-    """Whether eager is known to convert a number to an element; symbols of which nothing is known may be any number."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat)):
-        return _limits(dtype) is None
-    return type(value) not in (int, float) or _fits(value, dtype)
-
-
-@functools.lru_cache(64)
-def _limits(dtype: torch.dtype) -> tuple[int, int] | None:
-    """The least and the greatest integer that eager converts to a dtype; None if it converts all of 64 bits."""
-    if dtype == torch.float16:
-        return -int(torch.finfo(dtype).max), int(torch.finfo(dtype).max)
-    if dtype.is_floating_point or dtype.is_complex or dtype in (torch.bool, torch.int64):
-        return None
-    most = torch.iinfo(dtype).max
-    return (torch.iinfo(dtype).min or -most), most  # unsigned ones wrap negative numbers
-
-
-@functools.lru_cache(4096)
-def _fits(value: float, dtype: torch.dtype) -> bool:
-    """Whether eager converts a number to an element of the result."""
-    try:
-        with plain_eager():
-            torch.zeros(2, dtype=dtype, device="cpu").fill_(value)
-    except (RuntimeError, OverflowError, NotImplementedError):
-        return False
-    return True

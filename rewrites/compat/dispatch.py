@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +125,42 @@ def guard_forward_ad() -> None:
 
     guard = torch._guards.Guard(GlobalStateSource(), GuardBuilder.DUAL_LEVEL)
     context.guards_context.dynamo_guards.add(guard)
+
+
+def guard_zeros() -> None:
+    """Have Dynamo compile a program anew for -0.0 where it was compiled for 0.0, and the reverse: to it they are equal.
+
+    Of numbers of layers of torch (the probability of a dropout) it does not ask.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is None:
+        return
+    found = context.guards_context.dynamo_guards
+    sources = {guard.originating_source for guard in found if guard.create_fn_name() in _OF_VALUES}
+    for source in sources:
+        if not source.guard_source.is_unspecialized_builtin_nn_module():
+            found.add(torch._guards.Guard(source, _guard_zero))
+
+
+_OF_VALUES = ("CONSTANT_MATCH", "EQUALS_MATCH", "TYPE_MATCH")
+
+
+def _guard_zero(builder: Any, guard: Any) -> None:
+    """Guard the sign of a float that is zero."""
+    from torch._dynamo.guards import get_verbose_code_parts
+
+    value = builder.get(guard)
+    if type(value) is not float or value != 0:
+        return
+    sign = math.copysign(1, value)
+    text = f"{guard.name} has the sign of {value}"
+    parts = get_verbose_code_parts(text, guard)
+    manager = builder.get_guard_manager(guard)
+    check = lambda x: x != 0 or math.copysign(1, x) == sign  # noqa: E731
+    try:
+        manager.add_lambda_guard(check, parts, guard.user_stack)
+    except TypeError:  # torch 2.11
+        manager.add_lambda_guard(check, parts)
 
 
 def autocast_kernel(operator: Any, devices: Sequence[str]) -> Any:

@@ -323,7 +323,8 @@ def var_mean(
 
 
 def _spread(low: Lowering, x: Tensor, of: Space, correction: float | None) -> tuple[Tensor, ...]:
-    """The mean, and the variance or standard deviation."""
+    """The mean, and the variance or standard deviation; a correction of NaN leaves no freedom, as in eager."""
+    correction = math.inf if isinstance(correction, float) and math.isnan(correction) else correction
     if _is_deviation(low) and is_scaled(low, x, of):
         return scaled_deviation(low, x, of, correction)
     return moments(low, x, of, _variance(of, correction, _is_deviation(low)), _dtype_of_squares(low))
@@ -355,13 +356,19 @@ def vector_norm(
         order = 1
     if isinstance(order, Scalar) or order < 0 or order == math.inf:
         require_elements(of)
-    reducer, term, finish = _norm_parts_when_run(order) if isinstance(order, Scalar) else _norm_parts(float(order))
+    if isinstance(order, Scalar):
+        reducer, term, finish = _norm_parts_when_run(order)
+    else:
+        reducer, term, finish = _norm_parts(float(order), compute_dtype(made))
     magnitude = lambda i: op("abs", element(x, i, dtype or x.dtype))  # noqa: E731
     return fold(low, of, reducer, lambda i: term(magnitude(i)), lambda _, value: finish(value), made)[0]
 
 
-def _norm_parts(order: float) -> tuple[str, Callable[[Value], Value], Callable[[Value], Value]]:
-    """Reducer, what it folds of each magnitude, and what becomes of the result."""
+def _norm_parts(order: float, dtype: torch.dtype) -> tuple[str, Callable[[Value], Value], Callable[[Value], Value]]:
+    """Reducer, what it folds of each magnitude, and what becomes of the result.
+
+    An order beyond the dtype is infinite there, and its inverse 0, but not the norm of infinite order.
+    """
     same: Callable[[Value], Value] = lambda v: v  # noqa: E731
     special = {
         math.inf: ("max", same, same),
@@ -370,7 +377,10 @@ def _norm_parts(order: float) -> tuple[str, Callable[[Value], Value], Callable[[
         1.0: ("sum", same, same),
         2.0: ("sum", square, lambda v: op("sqrt", v)),
     }
-    return special.get(order) or ("sum", lambda v: power(v, order), lambda v: power(v, 1.0 / order))
+    if order in special:
+        return special[order]
+    exponent = torch.tensor(order, dtype=dtype).item()
+    return "sum", lambda v: power(v, exponent), lambda v: power(v, 1.0 / exponent)
 
 
 def _norm_parts_when_run(order: Scalar) -> tuple[str, Callable[[Value], Value], Callable[[Value], Value]]:

@@ -100,6 +100,47 @@ def test_numbers_that_no_element_holds(name, dtype):
             torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2, equal_nan=True)
 
 
+BEYOND = {
+    "hardshrink": torch.nn.functional.hardshrink, "norm": lambda x, n: x.norm(n), "rows": lambda x, n: x.norm(n, 1),
+    "distance": lambda x, n: torch.nn.functional.pairwise_distance(x, x * 0.5, p=n), "celu": torch.nn.functional.celu,
+    "normalize": lambda x, n: torch.nn.functional.normalize(x, n),
+    "lists": lambda x, n: torch._foreach_lerp([x], [x], n),
+    "least": lambda x, n: torch._foreach_clamp_min([x], n),
+    "copysign": torch.copysign,
+    "spread": lambda x, n: x.std(1, correction=n),
+}  # fmt: skip
+
+
+@one_row_in(2)
+@pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.parametrize("values", [(1.5, 2.5, 3.3e38, 3.5e38, 1e39), (2.0, 3.5, -1e39, 1e-45, float("nan"))], ids=str)
+def test_numbers_of_other_operators(name, values):
+    """Orders beyond the dtype are infinite there; other numbers are refused as in eager."""
+    torch._dynamo.reset()
+    call, x = BEYOND[name], torch.linspace(-0.5, 4, 60).reshape(3, 20)
+    compiled = torch.compile(call, backend="regraft")
+    for n in values:
+        expected, found = (outcome(f, x, n) for f in (call, compiled))
+        assert type(found) is type(expected), (n, found, expected)
+        if not isinstance(expected, str):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)], ids=str)
+def test_zeros_of_both_signs(zeros):
+    """Dynamo takes them for equal."""
+    torch._dynamo.reset()
+
+    def call(x, n, inside):
+        return torch.copysign(x, n), x.masked_fill(x > 0, inside["numbers"][0]), x / n
+
+    compiled, x = torch.compile(call, backend="regraft"), torch.linspace(-1, 1, 20)
+    for n in (*zeros, *zeros):
+        found, expected = (f(x, n, {"numbers": [n]}) for f in (compiled, call))
+        for a, b in zip(found, expected, strict=True):
+            assert torch.equal(a.signbit(), b.signbit()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
 OPTIMIZERS = {
     "sgd": lambda p, foreach: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=foreach),
     "rmsprop": lambda p, foreach: torch.optim.RMSprop(p, lr=0.1, foreach=foreach),
