@@ -94,14 +94,28 @@ def scaled(edit: Editor, x: fx.Node, factor: Factor) -> fx.Node:
 
 
 def times(edit: Editor, a: Factor, b: Factor) -> Factor:
-    """The product of two factors, a number where both are numbers."""
+    """The product of two factors, a number where both are numbers.
+
+    It scales a floating-point tensor, so it is not computed in 64 bits, which two integers may exceed.
+    """
     if is_literal(a) and is_literal(b):
-        return a * b
+        return a * b if _fits(a * b) else float(a) * float(b)
     if is_number(a) and is_number(b):
-        return edit.call(operator.mul, a, b)
+        return edit.call(operator.mul, _as_float(edit, a), b)
     if is_number(a):
         a, b = b, a
     return scaled(edit, a, b)
+
+
+def _fits(number: float) -> bool:
+    return not isinstance(number, int) or -(1 << 63) <= number < 1 << 63
+
+
+def _as_float(edit: Editor, number: Factor) -> Factor:
+    """A number of a program as a float: of a node, a node."""
+    if is_literal(number):
+        return float(number)
+    return edit.call(torch.sym_float, number) if isinstance(val(number), (int, torch.SymInt)) else number
 
 
 def inverse(edit: Editor, factor: Factor) -> Factor | None:

@@ -93,6 +93,8 @@ _BROADCASTING = (
 @respelling(*_BROADCASTING)
 def implied_broadcast(node: fx.Node, edit: Editor) -> fx.Node | None:
     """add(scores, expand(mask))  ->  add(scores, mask), if the scores have the size already."""
+    if not is_tensor(node):  # `where` of a condition alone gives indices
+        return None
     for position, operand in enumerate(node.args):
         if not sees(node, operand, "aten.expand") or rank(operand.args[0]) == 0:
             continue
@@ -105,6 +107,8 @@ def implied_broadcast(node: fx.Node, edit: Editor) -> fx.Node | None:
 @respelling(*_BROADCASTING, "aten.logical_not", "aten.to", "aten.rsub", "aten.ne")
 def broadcast_above_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
     """where(expand(keep), 0.0, -inf)  ->  expand(where(keep, 0.0, -inf)), if the size is not needed."""
+    if not is_tensor(node):
+        return None
     tensors = [a for a in node.args if is_tensor(a)]
     if not any(sees(node, a, "aten.expand") for a in tensors):
         return None

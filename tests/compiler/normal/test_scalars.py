@@ -65,3 +65,32 @@ def test_factors_of_other_dtypes_in_attention(dtype):
     for a, b in ((300.0, 300.0), (3e-5, 2e-4), (3.1, 7.3)):
         given = q, k, v, torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype)
         torch.testing.assert_close(compiled(*given), program(*given))
+
+
+def scaled_scores(q, k, v, a, b):
+    return q * a * b, (((q * a) @ k.mT) * b).softmax(-1) @ v, (q @ k.mT) * a * b
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("factors", [(1 << 62, 1 << 62), (1 << 40, -(1 << 40)), (3, 1 << 62), (1 << 62, 0.5), (2, 3)])
+def test_products_of_factors_that_exceed_64_bits(factors, dynamic):
+    """Scaling twice by large integers stays in floating point."""
+    q, k, v = torch.randn(3, 2, 5, 8).mul(1e-9).unbind()
+    torch._dynamo.reset()
+    options = {"strict": True, "profit": "always"}
+    compiled = torch.compile(scaled_scores, backend="regraft", dynamic=dynamic, options=options)
+    torch.testing.assert_close(compiled(q, k, v, *factors), scaled_scores(q, k, v, *factors))
+
+
+@pytest.mark.parametrize("spelling", [torch.where, lambda mask: torch.where(mask & True)])
+def test_indices_where_a_broadcast_holds(spelling):
+    """`where` of a condition alone gives one tensor of indices a dim."""
+
+    def program(x):
+        return [index * 2 for index in spelling((x > 0).unsqueeze(0).expand(2, -1, -1))]
+
+    x = torch.randn(3, 4)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(program, backend="regraft", options={"strict": True, "profit": "always"})
+        torch.testing.assert_close(compiled(x), program(x))
