@@ -59,7 +59,8 @@ class Runner:
     def __init__(self, name: str, kind: str, backend: str, size: str, device: str, dynamic: bool) -> None:
         torch.manual_seed(0)
         self.train, self.device, self.backend = kind == "train", device, backend
-        model, inputs = built(name, size)
+        with torch.device(device):  # weights of billions of parameters take minutes to draw on a CPU
+            model, inputs = built(name, size)
         self.model = model.to(device).train(self.train)
         if not self.train and device != "cpu":
             self.model.bfloat16()

@@ -22,6 +22,7 @@ from ..rewrites.backup import Backup
 from ..rewrites.compat import (
     compile_lock,
     compile_name,
+    depends_on_data,
     dynamo_signal,
     finish_before_forks,
     graph_break,
@@ -44,6 +45,7 @@ from ..rewrites.report.dump import write_dump
 from ..rewrites.switches import allowed, left_out, searching
 from .autograd.by_sizes import BySizes, with_known_sizes
 from .autograd.differentiate import GraphKind, differentiate
+from .autograd.in_parts import in_parts
 from .autograd.returned_inputs import WithInputs
 from .autograd.view_offsets import at_eagers_place
 from .autotune.oracle import make_oracle
@@ -316,11 +318,30 @@ class Compilation:
                 before=self._stages.change_before,
             )
         except Exception as error:
-            if isinstance(error, PassFailedError) or self._faults.lets_through(error):
+            if isinstance(error, PassFailedError):
+                raise
+            parts = self._in_parts(error) if captured.fallback is None else None
+            if parts is not None:
+                return parts
+            if self._faults.lets_through(error):
                 raise
             if captured.fallback is not None:
                 return self._undifferentiated(captured, error)
             return self._unrewritten(self._uncaptured(), error)
+
+    def _in_parts(self, error: Exception) -> Callable[..., Any] | None:
+        """The program in parts around operators whose derivatives need values; None if `error` is another one."""
+        if not depends_on_data(error) or error is self._raised:
+            return None
+        compiled = partial(_compiled_apart, options=self.options)
+        parts = self._contained.do(in_parts, self._uncaptured().graph_module, compiled)
+        if parts is None:
+            return None
+        for found in (self.record.applied, self.record.declined, self.record.near_misses):
+            found.clear()  # they are found again in the parts
+        message = f"AOTAutograd cannot trace a derivative, which needs values: {str(error).partition(chr(10))[0]}"
+        self.record.fallbacks.append(Fallback("differentiate", "in-parts", message))
+        return parts
 
     def _unrewritten(self, written: Captured, error: Exception) -> Callable[..., Any]:
         """The program as it was written, after what we made of it has failed."""

@@ -76,6 +76,7 @@ from .operators import (
     symbolic_function,
 )
 from .tensors import (
+    depends_on_data,
     has_ragged_size,
     has_symbols,
     is_backward_state,
@@ -155,6 +156,7 @@ __all__ = [
     "compile_name",
     "correct_fakes",
     "decomposition",
+    "depends_on_data",
     "dynamo_seconds",
     "dynamo_signal",
     "equate_unbacked",

@@ -27,6 +27,15 @@ def needs_a_value(error: BaseException) -> bool:
     return isinstance(error, DataDependentOutputException)
 
 
+def depends_on_data(error: BaseException) -> bool:
+    """Whether an error says that tracing needed a value or a size that only running computes."""
+    from torch._subclasses import fake_tensor
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    kinds = (GuardOnDataDependentSymNode, fake_tensor.DynamicOutputShapeException)
+    return needs_a_value(error) or isinstance(error, kinds)
+
+
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` (nested lists, tuples, dicts) with `function` applied to its leaves."""
     from torch.utils import _pytree
