@@ -24,6 +24,7 @@ from . import (
     dropout,
     einsum,
     exponent_sums,
+    fixed_norms,
     gates,
     head_layout,
     linear,
@@ -147,7 +148,7 @@ PRODUCTS: tuple[Respelling, ...] = (
 NORMAL_FORM: tuple[Respelling, ...] = (
     *VIEWS, *composed.COMPOSED, *call_forms.CALL_FORMS, *LOGIC, *split_attention.JOINS, *weight_sums.SUMS_OF_WEIGHTS,
     *SCORES, *masked_rows.ROWS, *slices.SLICES, *turns.TURNS, *statistics.STATISTICS, *norm_dims.NORM_DIMS,
-    *gates.GATES, *PRODUCTS,
+    *fixed_norms.FIXED_NORMS, *gates.GATES, *PRODUCTS,
 )  # fmt: skip
 
 LOWERED_FORM: tuple[Respelling, ...] = (*VIEWS, linear.addmm_as_linear, linear.mm_as_linear, linear.linear_of_rows)

@@ -16,6 +16,43 @@ from regraft.compiler.tools.check import refusals
 from regraft.patterns.batch_norm import batch_norm
 from regraft.rewrites.binding import Binding
 
+
+class ByHand(nn.Module):
+    """A convolution and a norm whose four vectors are buffers, as `DetrFrozenBatchNorm2d` has them."""
+
+    def __init__(self, form: str, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.form = layer, form
+        for name in ("gamma", "beta", "mean", "variance", "other"):
+            self.register_buffer(name, torch.rand(6) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        gamma, beta, mean, variance, other = (t.view(1, -1, 1, 1) for t in self.buffers())
+        if self.form == "centered":
+            return (y - mean) / torch.sqrt(variance + 1e-3) * gamma + beta
+        if self.form == "scale of centered":
+            return beta + (gamma * torch.rsqrt(variance + 1e-3)) * (y - mean)
+        scale = gamma * (variance + 1e-3).rsqrt()
+        if self.form == "scale":
+            return y * scale + (beta - mean * scale)
+        if self.form == "another scale":
+            return y * scale + (beta - mean * (other * (variance + 1e-3).rsqrt()))
+        return y * (gamma * (variance + other).rsqrt()) + beta  # computed eps, no mean
+
+
+class Rows(nn.Module):
+    """A linear layer and the norm of its features: LeViT merges the rows, others move features to the second dim."""
+
+    def __init__(self, merged: bool) -> None:
+        super().__init__()
+        self.layer, self.norm, self.merged = nn.Linear(4, 6, bias=merged), nn.BatchNorm1d(6), merged
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return self.norm(y.flatten(0, 1)).reshape_as(y) if self.merged else self.norm(y.transpose(1, 2)).relu()
+
+
 LAYERS = {
     "conv1d": (lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6)), (2, 4, 9)),
     "conv2d": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)), (2, 4, 9, 9)),
@@ -25,6 +62,12 @@ LAYERS = {
     "not affine": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, affine=False)), (2, 4, 9, 9)),
     "eps": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, eps=0.5)), (2, 4, 9, 9)),
     "linear": (lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), (5, 4)),
+    **{
+        f"by hand, {form}": (lambda form=form: ByHand(form, nn.Conv2d(4, 6, 3, bias=False)), (2, 4, 9, 9))
+        for form in ("centered", "scale of centered", "scale")
+    },
+    "merged rows": (lambda: Rows(merged=True), (2, 5, 4)),
+    "transposed rows": (lambda: Rows(merged=False), (2, 5, 4)),
     "linear, no bias": (lambda: nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6)), (5, 4)),
 }
 
@@ -73,6 +116,15 @@ def not_folded(model: nn.Module, x: torch.Tensor) -> None:
 
 def test_value_used_elsewhere() -> None:
     not_folded(disturbed(Branching()), torch.randn(2, 4, 6, 6))
+
+
+@pytest.mark.parametrize("form", ["another scale", "computed eps"])
+def test_other_affine_functions(form: str) -> None:
+    not_folded(ByHand(form, nn.Conv2d(4, 6, 3)), torch.randn(2, 4, 6, 6))
+
+
+def test_by_hand_without_a_layer() -> None:
+    not_folded(ByHand("scale", nn.ReLU()), torch.randn(2, 6, 5, 5))
 
 
 def test_transposed_convolution() -> None:

@@ -1,0 +1,115 @@
+"""Batch norms with fixed statistics: those by hand become the operator, and rows of a linear layer are in two dims.
+
+    (y - mean) / sqrt(variance + eps) * gamma + beta,  y * scale + (beta - mean * scale)   ->   batch_norm(y, ...)
+
+Only of the results of layers, which fold the norm into their weights. DETR and its relatives freeze norms in this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape
+from ...rewrites.respell import Respelling, respelling
+from ...rewrites.symbolic import known_equal, product, same_shape
+from . import builders
+from .analysis import is_float, is_literal, like, same_value
+
+aten = torch.ops.aten
+
+_LAYERS = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution", "aten.linear")
+
+
+@respelling("aten.add")
+def batch_norm_by_hand(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """add(mul(mul(sub(conv2d(x), m), rsqrt(add(v, eps))), g), b)  ->  batch_norm(conv2d(x), g, b, m, v, False, ...).
+
+    Also add(mul(conv2d(x), scale), sub(b, mul(m, scale))), with scale = mul(g, rsqrt(add(v, eps))).
+    """
+    if not is_float(node) or rank(node) < 2 or arguments(node).get("alpha", 1) != 1:
+        return None
+    for scaled, shift in (node.args[:2], node.args[1::-1]):
+        factors = _factors(node, scaled)
+        large = [f for f in factors if is_tensor(f) and same_shape(shape(f), shape(node))]
+        if len(large) != 1 or len(factors) != 3 or not is_tensor(shift):
+            continue
+        factors.remove(large[0])
+        found = _statistics(node, large[0], factors, shift)
+        if found is not None:
+            return _normalized(node, edit, *found)
+    return None
+
+
+def _factors(user: fx.Node, node: Any) -> list[Any]:
+    """What a product is made of."""
+    if not sees(user, node, "aten.mul"):
+        return [node]
+    return [f for part in node.args for f in _factors(user, part)]
+
+
+def _statistics(
+    user: fx.Node, large: fx.Node, scale: Sequence[Any], shift: fx.Node
+) -> tuple[fx.Node, list[Any], float] | None:
+    """(y, [gamma, beta, mean, variance], eps) of ``large * scale + shift``."""
+    roots = [f for f in scale if sees(user, f, "aten.rsqrt") and sees(user, f.args[0], "aten.add")]
+    if len(roots) != 1 or not is_literal(roots[0].args[0].args[1]):
+        return None
+    gamma = scale[1] if scale[0] is roots[0] else scale[0]
+    y, beta, mean = large, shift, None
+    if sees(user, large, "aten.sub"):
+        y, mean = large.args[:2]
+    elif sees(user, shift, "aten.sub"):
+        beta, moved = shift.args[:2]
+        others = [f for f in _factors(user, moved) if not any(same_value(f, s) for s in scale)]
+        mean = others[0] if len(others) == 1 and len(_factors(user, moved)) == 3 else None
+    variance, eps = roots[0].args[0].args[:2]
+    statistics = [gamma, beta, mean, variance]
+    if not sees(user, y, *_LAYERS) or not like(user, y) or not all(_is_of_channels(user, s) for s in statistics):
+        return None
+    return y, statistics, eps
+
+
+def _is_of_channels(node: fx.Node, value: Any) -> bool:
+    """Whether a value has one element for each index of the second dim of a node that it broadcasts to."""
+    if not is_tensor(value) or dtype(value) != dtype(node):
+        return False
+    dim = 1 - (rank(node) - rank(value))
+    others = [s for d, s in enumerate(shape(value)) if d != dim]
+    return dim >= 0 and known_equal(shape(value)[dim], shape(node)[1]) and all(known_equal(s, 1) for s in others)
+
+
+def _normalized(node: fx.Node, edit: Editor, y: fx.Node, statistics: list[fx.Node], eps: float) -> fx.Node:
+    rows = [builders.reshape(edit, node, s, [shape(node)[1]]) for s in statistics]
+    return edit.call(aten.batch_norm.default, y, *rows, False, 0.1, eps, False)
+
+
+@respelling("aten.batch_norm")
+def norm_of_rows(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """batch_norm(reshape(linear(x), [B*T, C]), ...)  ->  batch_norm(linear(reshape(x, [B*T, D])), ...).
+
+    batch_norm(permute(linear(x), [0, 2, 1]), ...)  ->  permute(reshape(batch_norm(...), [B, T, C]), [0, 2, 1])
+    """
+    moved, rest = node.args[0], node.args[1:]
+    if not sees(node, moved, "aten.reshape", "aten.permute") or not sees(node, moved.args[0], "aten.linear"):
+        return None
+    layer = moved.args[0]
+    (x, *weights), full = layer.args, shape(layer)
+    rows = product(full[:-1])
+    if sees(node, moved, "aten.permute"):
+        if list(moved.args[1]) != [0, 2, 1]:
+            return None
+    elif not same_shape(shape(moved), [rows, full[-1]]):
+        return None
+    flat = edit.call(aten.linear.default, builders.reshape(edit, node, x, [rows, shape(x)[-1]]), *weights)
+    result = edit.call(aten.batch_norm.default, flat, *rest)
+    if sees(node, moved, "aten.reshape"):
+        return result
+    return builders.permute(edit, node, builders.reshape(edit, node, result, full), [0, 2, 1])
+
+
+FIXED_NORMS: tuple[Respelling, ...] = (batch_norm_by_hand, norm_of_rows)
