@@ -21,6 +21,7 @@ from . import (
     call_forms,
     casts,
     composed,
+    curves,
     dropout,
     einsum,
     exponent_sums,
@@ -148,7 +149,7 @@ PRODUCTS: tuple[Respelling, ...] = (
 NORMAL_FORM: tuple[Respelling, ...] = (
     *VIEWS, *composed.COMPOSED, *call_forms.CALL_FORMS, *LOGIC, *split_attention.JOINS, *weight_sums.SUMS_OF_WEIGHTS,
     *SCORES, *masked_rows.ROWS, *slices.SLICES, *turns.TURNS, *statistics.STATISTICS, *norm_dims.NORM_DIMS,
-    *fixed_norms.FIXED_NORMS, *gates.GATES, *PRODUCTS,
+    *fixed_norms.FIXED_NORMS, *curves.CURVES, *gates.GATES, *PRODUCTS,
 )  # fmt: skip
 
 LOWERED_FORM: tuple[Respelling, ...] = (*VIEWS, linear.addmm_as_linear, linear.mm_as_linear, linear.linear_of_rows)

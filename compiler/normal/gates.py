@@ -168,15 +168,21 @@ def _same(user: fx.Node, a: Any, b: Any) -> bool:
 
 @respelling("aten.mul")
 def own_gate(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """mul(mul(u, x), sigmoid(x))  ->  mul(mul(x, sigmoid(x)), u); other gates likewise, and numbers stay with x."""
+    """mul(mul(u, x), sigmoid(x))  ->  mul(mul(x, sigmoid(x)), u); other gates likewise, and numbers stay with x.
+
+    mul(mul(x, 0.5), mul(sigmoid(x), 2))  ->  mul(x, sigmoid(x))
+    """
     for gate, rest in ((node.args[1], node.args[0]), (node.args[0], node.args[1])):
         x = _gated(node, gate)
         if x is None or not like(node, gate) or not like(node, x):
             continue
         factors, number = _factors(node, rest)
-        if x not in factors or len(factors) < 2:
+        twice = sees(node, gate, "aten.mul") and sees(node, gate.args[0], "aten.sigmoid")
+        if x not in factors or (len(factors) < 2 and not twice):
             continue
         factors.remove(x)
+        if twice:
+            gate, number = gate.args[0], number * gate.args[1]
         result = builders.scaled(edit, edit.call(aten.mul.Tensor, x, gate), number)
         for factor in factors:
             result = edit.call(aten.mul.Tensor, result, factor)
@@ -196,12 +202,12 @@ def _factors(user: fx.Node, product: Any) -> tuple[list[fx.Node], float]:
 
 def _gated(user: fx.Node, gate: Any) -> fx.Node | None:
     """`x` of sigmoid(x), tanh(softplus(x)), and of one plus the erf or tanh of a multiple or cubic of x."""
-    if sees(user, gate, "aten.sigmoid"):
-        return gate.args[0]
     if sees(user, gate, "aten.tanh") and sees(user, gate.args[0], "aten.softplus"):
         return gate.args[0].args[0]
     while sees(user, gate, "aten.mul") and is_literal(gate.args[1]):
         gate = gate.args[0]
+    if sees(user, gate, "aten.sigmoid"):
+        return gate.args[0]
     if not sees(user, gate, "aten.add") or gate.args[1] != 1 or not _is_step(user, gate.args[0]):
         return None
     argument = gate.args[0].args[0]

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import arguments, is_tensor, rank, sees, shape
+from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape
 from ...rewrites.respell import Respelling, respelling
 from . import builders
 from .analysis import is_float, last, like
@@ -42,6 +42,39 @@ def stacked_in_a_row(node: fx.Node, edit: Editor) -> fx.Node | None:
     ]:
         return None
     return edit.call(aten.cat.default, list(parts), dim if dim < n - 1 else -1)
+
+
+@respelling("aten.complex")
+def complex_of_pairs(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """complex(a, b)  ->  view_as_complex(stack([a, b], -1))."""
+    a, b = node.args
+    if not like(a, b) or not is_float(a) or dtype(a) == torch.float16:
+        return None
+    return edit.call(aten.view_as_complex.default, edit.call(aten.stack.default, [a, b], -1))
+
+
+@respelling("aten.stack")
+def pairs_of_complex(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """stack([real(z), imag(z)], -1)  ->  view_as_real(z)."""
+    parts, dim = node.args[0], arguments(node).get("dim", 0)
+    if len(parts) != 2 or not last(node, dim):
+        return None
+    taken = [_part_of_complex(node, part) for part in parts]
+    (z, first), (other, second) = taken
+    return (
+        edit.call(aten.view_as_real.default, z) if z is not None and z is other and (first, second) == (0, 1) else None
+    )
+
+
+def _part_of_complex(user: fx.Node, node: Any) -> tuple[fx.Node | None, int]:
+    """(z, 0) of real(z), and (z, 1) of imag(z)."""
+    if sees(user, node, "aten.real", "aten.imag"):
+        z = node.args[0]
+        return (z, int(sees(user, node, "aten.imag"))) if dtype(z).is_complex else (None, 0)
+    if sees(user, node, "aten.select") and sees(user, node.args[0], "aten.view_as_real"):
+        x, dim, index = node.args
+        return (x.args[0], index) if last(x, dim) else (None, 0)
+    return None, 0
 
 
 @respelling("aten.mul")
@@ -84,4 +117,10 @@ def _is_negated(user: fx.Node, node: Any) -> bool:
     return is_tensor(node) and sees(user, node, "aten.mul") and scale_of(node) == -1
 
 
-TURNS: tuple[Respelling, ...] = (stacked_in_a_row, turned_back, turned_back_by_difference)
+TURNS: tuple[Respelling, ...] = (
+    stacked_in_a_row,
+    complex_of_pairs,
+    pairs_of_complex,
+    turned_back,
+    turned_back_by_difference,
+)

@@ -36,6 +36,8 @@ ERF_GELUS = {
     "half and half": lambda x: x * (0.5 + 0.5 * torch.erf(x * 0.7071067811865476)),
     "normal distribution": lambda x: x * torch.special.ndtr(x),
     "complement": lambda x: x * 0.5 * torch.erfc(-x / math.sqrt(2.0)),
+    "two minus the complement": lambda x: x * 0.5 * (2 - torch.erfc(x / math.sqrt(2.0))),
+    "one minus the negative's": lambda x: x * 0.5 * (1 - torch.erf(-x / math.sqrt(2.0))),
     "root in float32": lambda x: 0.5 * x * (1 + torch.erf(x / torch.sqrt(torch.tensor(2.0)))),
 }
 BLOOMS = {
@@ -45,6 +47,12 @@ GATES = {
     "silu": (lambda x: x * torch.sigmoid(x), "silu"),
     "gate": (lambda x: x * (torch.sigmoid(x) * x), "silu"),
     "mish": (lambda x: x * torch.tanh(torch.nn.functional.softplus(x)), "mish"),
+    "silu by tanh": (lambda x: 0.5 * x * (1 + torch.tanh(x / 2)), "silu"),
+    "silu by the complement": (lambda x: x * (1 - torch.sigmoid(-x)), "silu"),
+    "silu by a logarithm": (lambda x: x * torch.nn.functional.logsigmoid(x).exp(), "silu"),
+    "mish by a logarithm": (lambda x: x * torch.tanh(-torch.nn.functional.logsigmoid(-x)), "mish"),
+    "mish by a sum of exponents": (lambda x: x * torch.tanh(torch.logaddexp(x, torch.zeros_like(x))), "mish"),
+    "mish by sigmoid": (lambda x: x * (2 * torch.sigmoid(2 * torch.nn.functional.softplus(x)) - 1), "mish"),
     "other name": (lambda x: torch.multiply(x, torch.special.expit(x)), "silu"),
     "among factors": (lambda x: x.flip(0) * x * torch.sigmoid(x), "silu"),
     "gelu among factors": (lambda x: (0.5 * x.flip(0) * x) * (1 + torch.erf(x / math.sqrt(2.0))), "gelu"),
@@ -57,6 +65,9 @@ NOT_GATES = {
     "other root": lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(3.0))),
     "minus erf": lambda x: x * 0.5 * (1.0 - torch.erf(x / math.sqrt(2.0))),
     "exponents": lambda x: x / (1 + torch.exp(-x)),
+    "complement": lambda x: x * (1 - torch.sigmoid(x)),
+    "tanh of another slope": lambda x: 0.5 * x * (1 + torch.tanh(x / 3)),
+    "three minus the complement": lambda x: x * 0.5 * (3 - torch.erfc(x / math.sqrt(2.0))),
 }
 NOT_GELUS = {
     "other constant": lambda x: 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.0447 * torch.pow(x, 3.0)))),

@@ -227,3 +227,20 @@ def test_sums_of_products_are_no_near_miss(name: str) -> None:
 def test_other_turns_are_near_misses(name: str) -> None:
     found = rewritten(turned(NOT[name]), [X, COS, SIN])
     assert [miss for miss in found.record.near_misses if miss.rule == "rotary"]
+
+
+@pytest.mark.parametrize("form", ["real and imag", "select", "einsum"])
+def test_products_in_other_spellings(form: str) -> None:
+    """Complex numbers made of their parts, and tables multiplied by `einsum`."""
+
+    def function(x, cos, sin):
+        if form == "einsum":
+            product = torch.einsum("bhsd,sd->bhsd", x, cos)
+            return product + torch.einsum("bhsd,sd->bhsd", halves(x), sin)
+        z = torch.complex(x[..., ::2], x[..., 1::2]) * torch.complex(cos[:, :4], sin[:, :4])
+        parts = (z.real, z.imag) if form == "select" else (torch.real(z), torch.imag(z))
+        return torch.stack(parts, -1).flatten(-2)
+
+    found = rewritten(function, [X, COS, SIN])
+    assert found.count("rotary") == 1, found.record.near_misses
+    assert_agrees(function, found.run, [X, COS, SIN])

@@ -283,6 +283,9 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         ),
         (normal(B, D, 3, 2), normal(B, D, 2, 5, seed=1), normal(B, D, 2, 5, seed=2)),
     ),
+    "cap by sigmoid": (
+        lambda q, k, v: attend(5 * (2 * torch.sigmoid(q @ k.mT * SCALE * (2 / 5)) - 1), v), qkv(),
+    ),
     "corrected for a sink afterwards": (
         lambda q, k, v, s: attend(w := q @ k.mT * SCALE, v) * torch.sigmoid(w.logsumexp(-1, True) - s[:, None, None]),
         (*qkv(), normal(H)),
