@@ -12,6 +12,7 @@
     rnn_tanh(..., dropout=0.5)          torch's decomposition of recurrent layers has no dropout between them
     x.add_(1), x of inference mode      outside of it
     y = x * w; w.data = z               the backward reads `w`, which lies in other memory by then
+    where(mask, half, -1e9)             on GPUs, a number that the dtype does not hold
     hardshrink(x.long())                tracing makes it of operators that take integers
     channel_shuffle(x.mT, 2)            on GPUs, of strides in which its channels cannot be split
     fused_moving_avg_obs_fake_quant     an empty state is resized to the number of channels, which tracing ignores
@@ -34,7 +35,7 @@ from ...rewrites.graph import op_name, val
 from ...rewrites.purity import storages, written
 from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint, known_equal
-from ..lowering.element_numbers import unheld
+from ..lowering.element_numbers import fits, unheld
 from ..lowering.refused import refused
 from .fitting_writes import misfit
 from .given_again import can_be_split
@@ -52,7 +53,7 @@ def eager_may_refuse(graph: fx.Graph) -> Reason | None:
     for node in graph.nodes:
         if not isinstance(node.target, compat.OpOverload):
             continue
-        reason = _of_call(node) or _split_early(node)
+        reason = _of_call(node) or _chosen_beyond(node) or _split_early(node)
         if reason is not None:
             return Reason(*reason, (node,))
         for target in written(node):
@@ -82,6 +83,17 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
     if _given(node, "per_row_fake_quant") and _is_empty(_given(node, "running_min")):  # an observer
         return "state-without-size", f"{node.name} gives its empty state the size of the channels"
     return None
+
+
+def _chosen_beyond(node: fx.Node) -> tuple[str, str] | None:
+    """The code and message of a choice of a number that the dtype does not hold, which GPUs fill a tensor with."""
+    made = val(node)
+    if op_name(node) != "aten.where" or not isinstance(made, torch.Tensor) or made.device.type != "cuda":
+        return None
+    numbers = [hint(val(operand)) for operand in node.args[1:] if not isinstance(val(operand), torch.Tensor)]
+    if all(type(n) not in (int, float) or fits(n, made.dtype) for n in numbers):
+        return None
+    return "refused-by-eager", f"{node.name} chooses a number that is no {made.dtype}"
 
 
 def _split_early(node: fx.Node) -> tuple[str, str] | None:

@@ -373,3 +373,22 @@ def test_images_without_channels(sizes, taken, mode):
         return
     with pytest.raises(RuntimeError, match="Non-empty"):
         compiled(torch.ones(sizes))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("number", [-1e9, -6e4, float("-inf"), 7e4])
+def test_numbers_that_are_chosen_on_gpus(device, number):
+    """Eager fills a tensor of the dtype with them there, which it refuses; on CPUs they are rounded."""
+    from regraft.compiler.capture.eager_refuses import eager_may_refuse
+
+    with torch._subclasses.FakeTensorMode():
+        x = torch.empty(4, 4, device=device, dtype=torch.float16)
+        graph = torch.fx.Graph()
+        nodes = [graph.placeholder(name) for name in ("mask", "x")]
+        nodes[0].meta["val"], nodes[1].meta["val"] = x > 0, x
+        for target, args in (("ScalarOther", (*nodes, number)), ("ScalarSelf", (nodes[0], number, nodes[1]))):
+            made = graph.call_function(getattr(torch.ops.aten.where, target), args)
+            made.meta["val"] = x
+            found = eager_may_refuse(graph)
+            assert (found is not None) == (device == "cuda" and 65504 < abs(number) < 1e10)
+            graph.erase_node(made)
