@@ -116,7 +116,7 @@ def _fma(a: Any, b: Any, c: Any) -> Any:
 def _power(base: Any, exponent: Any) -> Any:
     if not isinstance(base, torch.SymFloat) or not exponent.is_floating_point():
         return NotImplemented
-    return _precisely(lambda exponent: torch.pow(as_tensor(base, exponent), exponent), exponent)
+    return _precisely(torch.pow, as_tensor(base, exponent), exponent)
 
 
 def _full_like(x: Any, number: Any, **kwargs: Any) -> Any:

@@ -367,7 +367,7 @@ def vector_norm(
 def _norm_parts(order: float, dtype: torch.dtype) -> tuple[str, Callable[[Value], Value], Callable[[Value], Value]]:
     """Reducer, what it folds of each magnitude, and what becomes of the result.
 
-    An order beyond the dtype is infinite there, and its inverse 0, but not the norm of infinite order.
+    An order beyond the dtype is infinite there, and its inverse 0, but not the norm of infinite order; or the reverse.
     """
     same: Callable[[Value], Value] = lambda v: v  # noqa: E731
     special = {
@@ -379,8 +379,9 @@ def _norm_parts(order: float, dtype: torch.dtype) -> tuple[str, Callable[[Value]
     }
     if order in special:
         return special[order]
-    exponent = torch.tensor(order, dtype=dtype).item()
-    return "sum", lambda v: power(v, exponent), lambda v: power(v, 1.0 / exponent)
+    exponent = torch.tensor(order, dtype=dtype)
+    inverse = exponent.reciprocal().item()
+    return "sum", lambda v: power(v, exponent.item()), lambda v: power(v, inverse)
 
 
 def _norm_parts_when_run(order: Scalar) -> tuple[str, Callable[[Value], Value], Callable[[Value], Value]]:

@@ -113,7 +113,9 @@ BEYOND = {
 
 @one_row_in(2)
 @pytest.mark.parametrize("name", BEYOND)
-@pytest.mark.parametrize("values", [(1.5, 2.5, 3.3e38, 3.5e38, 1e39), (2.0, 3.5, -1e39, 1e-45, float("nan"))], ids=str)
+@pytest.mark.parametrize(
+    "values", [(1.5, 2.5, 3.3e38, 3.5e38, 1e39), (2.0, 3.5, -1e39, 1e-45, 1e-310, float("nan"))], ids=str
+)
 def test_numbers_of_other_operators(name, values):
     """Orders beyond the dtype are infinite there; other numbers are refused as in eager."""
     torch._dynamo.reset()
@@ -124,6 +126,16 @@ def test_numbers_of_other_operators(name, values):
         assert type(found) is type(expected), (n, found, expected)
         if not isinstance(expected, str):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_bases_of_powers(dtype):
+    """Eager rounds them to 16 bits: 1e-45 is 0 there, and 7e4 infinite in float16."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, n: n**x, backend="regraft")
+    x = torch.tensor([0.0, 1, -1, 0.5, -0.5, 2, 3] * 5).to(dtype)
+    for n in (1.5, 0.75, 1e-45, 7e4, 3.3e38, 0.1):
+        torch.testing.assert_close(compiled(x, n), n**x, equal_nan=True)
 
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)], ids=str)
