@@ -101,6 +101,16 @@ def writes_self(node: fx.Node) -> bool:
     return node.target.namespace == "aten" and bool(written) and written[0] and not any(written[1:]) and is_tensor(node)
 
 
+def writes_out(node: fx.Node) -> bool:
+    """Whether a call of an operator of torch's writes to its argument `out`, and to nothing else, and returns it."""
+    if node.op != "call_function" or not isinstance(node.target, compat.OpOverload) or "out" not in node.kwargs:
+        return False
+    written = [
+        a.name for a in compat.schema(node.target).arguments if a.alias_info is not None and a.alias_info.is_write
+    ]
+    return node.target.namespace == "aten" and written == ["out"] and is_tensor(node)
+
+
 def _aliases(memory: dict[fx.Node, set[int]]) -> dict[int, list[fx.Node]]:
     found: dict[int, list[fx.Node]] = {}
     for node, owned in memory.items():
@@ -229,6 +239,22 @@ def functional_form(inplace: Any) -> Any | None:
         return None
     ours, theirs = ([a.name for a in compat.schema(t).arguments[1:]] for t in (target, inplace))
     return target if ours == theirs else None
+
+
+def form_without_out(target: Any) -> Any | None:
+    """``aten.add.Tensor`` for ``aten.add.out``: the overload with the same parameters, but for `out`."""
+    name = compat.schema(target).name.split("::")[-1]
+    packet, wanted = getattr(torch.ops.aten, name), _parameters(target)
+    for overload in packet.overloads():
+        found = getattr(packet, overload)
+        if not compat.schema(found).is_mutable and _parameters(found) == wanted:
+            return found
+    return None
+
+
+def _parameters(target: Any) -> list[tuple[str, str]]:
+    """The names and types of an operator's arguments but for `out`."""
+    return [(a.name, str(a.type)) for a in compat.schema(target).arguments if a.name != "out"]
 
 
 def _is_temporary(node: fx.Node, position: dict[fx.Node, float], aliases: list[fx.Node]) -> bool:

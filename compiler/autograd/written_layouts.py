@@ -1,6 +1,7 @@
-"""Writes in place to tensors that are not contiguous, by operators that give contiguous memory out of place.
+"""Writes to tensors that lie otherwise than what the operator gives out of place.
 
     masked_fill_(x, mask, 0), x in channels last    ->    copy_(x, masked_fill(x, mask, 0))
+    neg(x.t(), out=y), y contiguous                 ->    copy_(y, neg(x.t()))
 
 AOTAutograd takes what the operator gives out of place for the tensor that is written to, with all that is computed from
 it later. Eager's keeps its strides, and a copy into a tensor has the strides of that tensor.
@@ -13,7 +14,7 @@ from torch import fx
 
 from ...rewrites.editor import infer
 from ...rewrites.effects import wants_gradient
-from ...rewrites.functional import functional_form, writes_self
+from ...rewrites.functional import form_without_out, functional_form, writes_out, writes_self
 from ...rewrites.graph import val
 from ...rewrites.layout import same_layout
 from ...rewrites.purity import is_random
@@ -24,8 +25,10 @@ _COPY = torch.ops.aten.copy_.default
 
 def write_as_it_lies(graph_module: fx.GraphModule) -> int:
     """Have such writes of a program before autograd keep the strides of what they write to; returns how many."""
-    found = [node for node in graph_module.graph.nodes if writes_self(node) and _is_spread(node.args[0])]
-    changed = sum(map(_by_copy, found))
+    nodes = list(graph_module.graph.nodes)
+    found = [node for node in nodes if writes_self(node) and _is_spread(node.args[0])]
+    given = [node for node in nodes if writes_out(node) and any(map(_is_spread, node.all_input_nodes))]
+    changed = sum(map(_by_copy, found)) + sum(map(_by_copy_to_out, given))
     if changed:
         graph_module.recompile()
     return changed
@@ -63,6 +66,21 @@ def _by_copy(node: fx.Node) -> bool:
         before.meta = made.meta | {"val": val(x)}  # type: ignore[arg-type]
         made.args = (before, *made.args[1:])
     node.target, node.args, node.kwargs = _COPY, (x, made), {}
+    return True
+
+
+def _by_copy_to_out(node: fx.Node) -> bool:
+    target, kwargs = form_without_out(node.target), dict(node.kwargs)
+    out = kwargs.pop("out")
+    if target is None or is_random(node) or not isinstance(out, fx.Node):
+        return False
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(target, node.args, kwargs)
+        made.meta = {key: value for key, value in node.meta.items() if key != "val"}
+    if not _lies_otherwise(made, val(out)):  # type: ignore[arg-type]
+        node.graph.erase_node(made)
+        return False
+    node.target, node.args, node.kwargs = _COPY, (out, made), {}
     return True
 
 

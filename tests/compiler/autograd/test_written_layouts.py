@@ -84,3 +84,40 @@ def test_images_stay_in_channels_last():
         got, want = compiled(x[:, :, :size], x[:, :, :size] > 0), program(x[:, :, :size], x[:, :, :size] > 0)
         assert [t.stride() for t in got] == [t.stride() for t in want]
         torch.testing.assert_close(got, want)
+
+
+GIVEN = {
+    "one operand": lambda x, o: torch.neg(x, out=o), "two": lambda x, o: torch.mul(x, x + 1, out=o),
+    "a number": lambda x, o: torch.add(x, 2, alpha=3, out=o), "rows": lambda x, o: torch.softmax(x, 1, out=o),
+    "sums": lambda x, o: torch.cumsum(x, 0, out=o), "limits": lambda x, o: torch.clamp(x, min=0.2, out=o),
+    "choice": lambda x, o: torch.where(x > 0, x, -x, out=o), "shifted": lambda x, o: torch.sub(x, x[:, :1], out=o),
+    "product": lambda x, o: torch.mm(x, torch.ones(x.shape[1], x.shape[1]), out=o),
+}  # fmt: skip
+
+
+@takes_turns("dynamic", "where")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("where", ["temporary", "input", "turned input"])
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_the_caller_gives_for_results_stays_as_it_lies(name, where, dynamic):
+    """`out=` of other strides than those that the operator gives its own results."""
+
+    def program(x, o):
+        y = torch.empty(x.shape) if where == "temporary" else o
+        return GIVEN[name](x.t().t() if where == "turned input" else x, y), y + 1, y.t()[1:] * 2
+
+    torch.compiler.reset()
+    compiled = torch.compile(program, backend="regraft", dynamic=dynamic)
+    for rows_, columns in ((4, 3), (5, 6)):
+        x = torch.randn(columns, rows_).t() if where != "turned input" else torch.randn(rows_, columns)
+        given = [torch.empty_strided(x.shape, x.t().contiguous().t().stride()) for _ in range(2)]
+        if where == "input":
+            given = [torch.empty(x.shape) for _ in range(2)]
+        with regraft.coverage() as report:
+            ours = compiled(x, given[0])
+        assert not report.faults
+        for a, b in zip(ours, program(x, given[1]), strict=True):
+            torch.testing.assert_close(a, b)
+            assert a.stride() == b.stride()
+        if where != "temporary":
+            assert torch.equal(ours[0], given[0]) and given[0].stride() == given[1].stride()
