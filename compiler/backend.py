@@ -72,6 +72,7 @@ from .runtime.graph_cache.entry import recall
 from .runtime.graph_cache.key import depends_on_values, graph_key, held_by, share_memory
 from .runtime.graph_cache.unsaved import Unsaved
 from .runtime.overlaps import Lying, at_their_places
+from .runtime.unguarded import of_their_forms
 from .stages import Stages
 
 logger = logging.getLogger("regraft")
@@ -172,7 +173,7 @@ class Compilation:
             lying = Lying.of(gm, inputs) if watched else None
             with left_out(self.options.without):
                 compiled = self._contained.run(self._run)
-            return compiled if lying is None else at_their_places(compiled, gm, lying)
+            return compiled if lying is None else of_their_forms(at_their_places(compiled, gm, lying), gm, inputs)
         except Exception as error:  # outside of all passes
             if self._faults.lets_through(error):
                 raise  # as it is: it may be for the user

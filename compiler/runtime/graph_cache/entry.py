@@ -14,13 +14,13 @@ import logging
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from ....rewrites import compat
 from ....rewrites.compat.autograd import count_writes
+from ....rewrites.compat.dynamo import held_while_needed
 from ....rewrites.record import GraphRecord
 from ...autograd.returned_inputs import WithInputs
 from ...codegen.wrapper.emit import WrapperSource
@@ -70,7 +70,12 @@ class CachedProgram:
         if not self.held:
             return call
         assert holds is not None
-        return partial(call, *(compat.attribute(holds, name) for name in self.held))
+        held = held_while_needed([compat.attribute(holds, name) for name in self.held])
+
+        def run(*inputs: Any) -> Any:
+            return call(*held, *inputs)
+
+        return run
 
     def _runner(self, graphs: CudaGraphs | None) -> Callable[..., tuple[Any, ...]]:
         if self.step is not None:

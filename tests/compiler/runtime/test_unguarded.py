@@ -1,0 +1,105 @@
+"""Steps of optimizers, of whose tensors Dynamo guards nothing: with others than they were compiled for, too, as eager."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import regraft
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, 0.1),
+}
+
+
+def turned(x):
+    return x.t().contiguous().t() if x.dim() == 2 else x.clone()
+
+
+def all_turned(model):
+    for p in model.parameters():
+        p.data = turned(p.data)
+
+
+def doubles(model, optimizer):
+    model.double()
+    for x in (x for own in optimizer.state.values() for x in own.values() if x.dim()):
+        x.data = x.data.double()
+
+
+CHANGES = {
+    "doubles": doubles,
+    "strides": lambda model, _: all_turned(model),
+    "places": lambda model, _: setattr(model.weight, "data", torch.ones(3, 7)[:, 1:5]),
+    "state": lambda _, optimizer: [
+        setattr(x, "data", turned(x.data)) for own in optimizer.state.values() for x in own.values()
+    ],
+}
+
+
+def trained(name, change, compiled, gradient=lambda g, turn: g, sizes=(4, 3)):
+    """Weights after each step; `change` comes between the second and the third."""
+    torch.manual_seed(0)
+    model = nn.Linear(*sizes)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    step, found = torch.compile(optimizer.step, backend="regraft") if compiled else optimizer.step, []
+    for turn in range(5):
+        optimizer.zero_grad()
+        x = torch.randn(2, sizes[0], dtype=torch.float64).to(model.weight.dtype)
+        model(x).sin().sum().backward()
+        model.weight.grad = gradient(model.weight.grad, turn)
+        step()
+        found.append([p.detach().clone() for p in model.parameters()])
+        if turn == 1:
+            change(model, optimizer)
+    return found
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_what_a_step_writes_to_is_changed(name, change):
+    torch.compiler.reset()
+    theirs, ours = (trained(name, CHANGES[change], compiled) for compiled in (False, True))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+GRADIENTS = {
+    "strides": lambda g, turn: turned(g) if turn % 2 else g,
+    "expanded": lambda g, turn: g[:1].expand(3, 4) if turn == 2 else g,
+    "apart": lambda g, turn: torch.zeros(6, 8)[::2, ::2].copy_(g) if turn == 3 else g,
+    "later": lambda g, turn: g if turn == 3 else turned(g),
+}
+
+
+@pytest.mark.parametrize("gradient", list(GRADIENTS))
+def test_gradients_lie_otherwise(gradient):
+    torch.compiler.reset()
+    theirs, ours = (trained("sgd", lambda *_: None, compiled, GRADIENTS[gradient]) for compiled in (False, True))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_other_weights_are_compiled_once():
+    torch.compiler.reset()
+    with regraft.coverage() as cov:
+        trained("adam", CHANGES["doubles"], True)
+    assert len(cov.graphs) == 2 and all(graph.code[0].kernels for graph in cov.graphs)
+
+
+def test_weights_are_free_when_their_optimizer_is_gone(monkeypatch, tmp_path):
+    monkeypatch.delenv("REGRAFT_DISABLE_CACHE", raising=False)
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
+    for _ in range(2):  # compiled, recalled
+        torch.compiler.reset()
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        step = torch.compile(optimizer.step, backend="regraft")
+        for _ in range(2):
+            model(torch.randn(2, 4)).sum().backward()
+            step()
+        seen = [weakref.ref(x) for x in (*model.parameters(), *optimizer.state[model.weight].values())]
+        del model, optimizer, step
+        gc.collect()
+        assert not [ref for ref in seen if ref() is not None]
