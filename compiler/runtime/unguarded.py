@@ -3,8 +3,8 @@
     step = torch.compile(optimizer.step, backend="regraft")
     step(); model.double(); step()                  the graph is Dynamo's for float32, and so are our kernels
 
-Of what the graph holds, dtypes, sizes and strides are guarded here: others are compiled anew. Gradients are looked at in
-each call: with others, the program runs as it was written.
+Of what the graph holds, dtypes, sizes and strides are guarded here: others are compiled anew. Gradients are looked at
+in each call: with others, the program runs as it was written.
 """
 
 from __future__ import annotations

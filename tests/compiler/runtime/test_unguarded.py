@@ -1,4 +1,4 @@
-"""Steps of optimizers, of whose tensors Dynamo guards nothing: with others than they were compiled for, too, as eager."""
+"""Steps of optimizers, of whose tensors Dynamo guards nothing, with others than they were compiled for."""
 
 import gc
 import weakref
