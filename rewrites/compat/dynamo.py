@@ -231,7 +231,8 @@ def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """
     from torch._C._dynamo.guards import TensorGuards
 
-    sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+    sizes: Any = [list(x.shape) for x in tensors]
+    strides: Any = [list(x.stride()) for x in tensors]
     check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
 
