@@ -9,7 +9,7 @@ operator, and that reads the value of a tensor (`.item()`, `.tolist()`), cannot 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from ...rewrites.graph import op_name
 from ...rewrites.purity import SCOPES
 from .by_sizes import BySizes
 
+_VIEWS = ("transpose", "swapaxes", "swapdims", "permute", "movedim", "t", "unsqueeze", "squeeze")
 _Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
@@ -42,10 +43,7 @@ def in_parts(program: fx.GraphModule, compiled: _Compile) -> fx.GraphModule | No
     apart = [node for node in graph.nodes if _is_of_library(node)]
     if not apart or any(map(_reaches_further, graph.nodes)):
         return None
-    for node in apart:
-        for user in reversed([user for user in node.users if user.target is operator.getitem]):
-            node.append(user)
-    numbers = _numbers(graph, set(apart))
+    numbers = _numbers(graph, _gathered(apart))
     whole = split_module(fx.GraphModule(program, graph), None, numbers.__getitem__, keep_original_order=True)  # type: ignore[arg-type]
     for name, part in list(whole.named_children()):
         if isinstance(part, fx.GraphModule) and not any(map(_is_of_library, part.graph.nodes)):
@@ -72,14 +70,38 @@ def _reaches_further(node: fx.Node) -> bool:
     return op_name(node) in SCOPES and node.target not in (*compat.AUTOCAST_SCOPE, compat.SET_GRAD_MODE)
 
 
-def _numbers(graph: fx.Graph, apart: set[fx.Node]) -> dict[fx.Node, int]:
-    """The number of each node's part: odd for operators of libraries, with the calls that pick their results."""
+def _gathered(apart: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Nodes that belong to operators of libraries, moved beside them: what picks results, and views of inputs.
+
+    As a result of a compiled part, a view of a parameter would have its gradient copied there and back.
+    """
+    owners = {node: node for node in apart}
+    for node in apart:
+        for user in reversed([user for user in node.users if user.target is operator.getitem]):
+            node.append(user)
+            owners[user] = node
+        for operand in node.all_input_nodes:
+            if _is_view_of_input(operand) and list(operand.users) == [node]:
+                node.prepend(operand)
+                owners[operand] = node
+    return owners
+
+
+def _is_view_of_input(node: fx.Node) -> bool:
+    operands = node.all_input_nodes
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return name in _VIEWS and len(operands) == 1 and operands[0].op == "placeholder"
+
+
+def _numbers(graph: fx.Graph, owners: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, int]:
+    """The number of each node's part: odd for operators of libraries and what belongs to them."""
     numbers: dict[fx.Node, int] = {}
-    number = 0
+    number, last = 0, None
     for node in graph.nodes:
-        if node in apart:
-            number += 1 + number % 2
-        elif node.target is not operator.getitem or node.args[0] not in apart:
+        owner = owners.get(node)
+        if owner is None:
             number += number % 2
-        numbers[node] = number
+        elif owner is not last:
+            number += 1 + number % 2
+        numbers[node], last = number, owner
     return numbers

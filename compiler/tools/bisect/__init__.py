@@ -47,15 +47,11 @@ def bisect(
         OptionError: an unknown option or value.
         RuntimeError: `isolate` where CUDA is in use already.
     """
-    import torch
-
     given = given_options(options, train)
     args, kwargs = arguments(inputs)
     subject = Subject(model, args, kwargs, train=train, tolerance=tolerance)
     if not isolate:
         return find(InProcess(subject, given, dynamic))
-    if torch.cuda.is_initialized():
-        raise RuntimeError("isolate=True forks this process, which CUDA does not survive: use `regraft bisect TARGET`")
     return find(Forked(lambda: subject, given, dynamic))
 
 

@@ -91,12 +91,22 @@ class Forked:
         options: of the backend.
         dynamic: as for `torch.compile`.
         seconds: that a run may take.
+
+    Raises:
+        RuntimeError: CUDA is in use already.
     """
 
     subject: Callable[[], Subject]
     options: Mapping[str, Any] = field(default_factory=dict)
     dynamic: bool | None = None
     seconds: float = SECONDS
+
+    def __post_init__(self) -> None:
+        if torch.cuda.is_initialized():
+            raise RuntimeError(
+                "isolate=True forks this process, which CUDA does not survive: use the commands "
+                "`regraft bisect TARGET` and `regraft repro TARGET`"
+            )
 
     def __call__(self, limits: Mapping[str, int], without: tuple[str, ...] = ()) -> Trial:
         """Run it."""

@@ -70,13 +70,14 @@ def repro(  # noqa: PLR0913 - all but the first three by keyword
         dynamic: as for `torch.compile`.
         train: forward and backward.
         tolerance: as for `regraft.bisect`.
-        isolate: run in forks of this process, for what crashes.
+        isolate: run in forks of this process, for what crashes; not once CUDA is in use.
         minimize: make it small.
         seconds: that making it small may take.
         progress: is told what is being done, and which part is behind.
 
     Raises:
         NothingFailsError: no graph fails by itself.
+        RuntimeError: `isolate` where CUDA is in use already.
         NotWritableError: what fails can't be written as calls of ATen.
     """
     given = given_options(options, train)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import fx
 
 import regraft
+from regraft.compiler.autograd.in_parts import in_parts
 
 
 @torch.library.custom_op("regraft_tests::scaled_rows", mutates_args=())
@@ -123,6 +125,25 @@ def test_modes_that_reach_over_parts_leave_the_program_as_it_was_written(program
         ours = torch.compile(program, backend="regraft")(given[0].requires_grad_(), *given[1:])
     torch.testing.assert_close(ours, program(*given))
     assert "in-parts" not in {f.code for f in cov.fallbacks}
+
+
+def test_views_of_inputs_stay_beside_the_operator():
+    """A compiled part that gives a view of a parameter would copy the parameter's gradient."""
+
+    def program(x, w, count):
+        h = (x @ w).relu()
+        return scaled_rows(w.transpose(0, 1), count)[0] @ h.mT
+
+    gm = fx.symbolic_trace(program)
+    seen = []
+
+    def compiled(part, inputs):
+        seen.append([node.target for node in part.graph.nodes if node.op in ("call_function", "call_method")])
+        return part
+
+    given = torch.randn(5, 4), torch.randn(4, 4), torch.tensor(2)
+    torch.testing.assert_close(in_parts(gm, compiled)(*given), program(*given))
+    assert len(seen) == 2 and "transpose" not in [target for part in seen for target in part]
 
 
 def test_rewrites_happen_in_the_parts():

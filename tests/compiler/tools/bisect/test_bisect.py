@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cuda_in_use import skip_forks
 from support.pipeline import replace_pass
 from support.thorough import one_row_in, thorough
 from support.triton_kernels import interpreted
@@ -231,6 +232,8 @@ ALIKE = ("joint pass", "lowering", "kernel by Triton", "inlining", "NaN", "error
     "fault", [thorough(f) if f.name in ALIKE else f for f in PLANTED], ids=lambda fault: fault.name
 )
 def test_a_planted_fault_is_found(fault, monkeypatch):
+    if fault.outcome == "died":
+        skip_forks()
     fault.plant(monkeypatch)
     how = dict(fault.how or {})
     train = how.pop("train", False)

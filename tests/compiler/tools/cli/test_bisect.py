@@ -1,4 +1,5 @@
 import pytest
+from support.cuda_in_use import skip_forks
 from typer.testing import CliRunner
 
 from regraft.compiler.tools.cli.main import app
@@ -12,6 +13,7 @@ def make():
 
 
 def test_a_model_that_is_right(tmp_path, monkeypatch):
+    skip_forks()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.py").write_text(SMALL)
     done = CliRunner().invoke(app, ["bisect", "small.py:make"])

@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from support.cuda_in_use import skip_forks
 from support.fresh import run_fresh
 from torch import nn
 from typer.testing import CliRunner
@@ -65,7 +66,16 @@ def test_what_is_right_is_told(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("search", [regraft.bisect, regraft.repro])
+def test_forks_are_refused_where_cuda_is_in_use(search, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    place = {"path": tmp_path / "small_repro.py"} if search is regraft.repro else {}
+    with pytest.raises(RuntimeError, match="CUDA does not survive"):
+        search(torch.sin, torch.ones(3), isolate=True, **place)
+
+
 def test_a_crash_is_cut_down_in_forks(monkeypatch, tmp_path):
+    skip_forks()
     build = generate.cpp.build
 
     def dying(kernels):
