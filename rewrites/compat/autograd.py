@@ -77,6 +77,7 @@ def aot_compile(  # noqa: PLR0913 - a compiler for each kind of graph, and how t
         read = _read_by_backward(joint_module.graph)
         with config.patch(activation_memory_budget=1.0 if recompute is None else recompute), knowing(fused):
             graphs = split(joint_module, inputs, **more)
+        _tell_what_is_drawn_again(graphs[1].graph)
         _keep_old_values(graphs[0].graph, more["num_fwd_outputs"])
         if continued and recompute is not None:
             _keep_copies_of_results(graphs[0].graph, more["num_fwd_outputs"], read)
@@ -117,6 +118,24 @@ def _by_aot_autograd(graph_module: fx.GraphModule, inputs: Sequence[Any], **aske
     compiled = aot_module_simplified(graph_module, inputs, **asked | {"bw_compiler": compile_backward})
     counted["ok"] += 1
     return _dynamo.disable(compiled)
+
+
+def _tell_what_is_drawn_again(graph: fx.Graph) -> None:
+    """Give metadata to calls that draw with a generator's old state, as checkpoints do: the partition gives none."""
+    from torch._guards import detect_fake_mode
+
+    for node in graph.nodes:
+        if node.op != "call_function" or "val" in node.meta or "run_with_rng_state" not in str(node.target):
+            continue
+        target = next((x for x in node.args if callable(x) and not isinstance(x, fx.Node)), None)
+        if target is None:
+            continue
+        given = (node.args[node.args.index(target) + 1 :], {k: v for k, v in node.kwargs.items() if k != "rng_state"})
+        args, kwargs = fx.map_arg(given, lambda arg: arg.meta["val"])
+        mode = detect_fake_mode(tree_leaves((args, kwargs)))
+        if mode is not None:
+            with mode:
+                node.meta["val"] = target(*args, **kwargs)
 
 
 def _keep_draws_apart(graph: fx.Graph) -> None:

@@ -267,6 +267,30 @@ def test_eager_keeps_eagers_stream(function):
         torch.testing.assert_close(made, drawn)
 
 
+CHECKPOINTED = {
+    "one": lambda x: x.sin() * torch.rand_like(x), "two": lambda x: torch.randn_like(x).exp() * x + torch.rand(x.shape),
+    "dropped": lambda x: F.dropout(x.sin(), 0.5) * torch.rand(x.shape[0], 1),
+    "drawn by chance": lambda x: (x.cos() * torch.bernoulli(x.sigmoid())).softmax(-1),
+}  # fmt: skip
+
+
+@takes_turns("dynamic")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_what_a_checkpoint_draws_again_is_compiled(name, dynamic):
+    """Calls with a generator's old state have metadata, without which nothing that reads them was lowered."""
+
+    def function(x):
+        return checkpoint(CHECKPOINTED[name], x, use_reentrant=False) + torch.rand_like(x)
+
+    torch.compiler.reset()
+    run = torch.compile(function, backend="regraft", dynamic=dynamic, options={"rng": "eager", "strict": True})
+    for rows in (6, 5):
+        x = torch.randn(rows, 4)
+        for made, drawn in zip(steps(run, x), steps(function, x), strict=True):
+            torch.testing.assert_close(made, drawn)
+
+
 def test_eager_keeps_eagers_stream_in_every_form():
     """One program of all forms: a draw more or less, or out of order, would show in all that follow."""
 
