@@ -12,6 +12,7 @@
     rnn_tanh(..., dropout=0.5)          torch's decomposition of recurrent layers has no dropout between them
     x.add_(1), x of inference mode      outside of it
     y = x * w; w.data = z               the backward reads `w`, which lies in other memory by then
+    nansum(x, dim=())                   the sum of all, of which metadata says that it is as large as `x`
     where(mask, half, -1e9)             on GPUs, a number that the dtype does not hold
     hardshrink(x.long())                tracing makes it of operators that take integers
     channel_shuffle(x.mT, 2)            on GPUs, of strides in which its channels cannot be split
@@ -53,7 +54,7 @@ def eager_may_refuse(graph: fx.Graph) -> Reason | None:
     for node in graph.nodes:
         if not isinstance(node.target, compat.OpOverload):
             continue
-        reason = _of_call(node) or _chosen_beyond(node) or _split_early(node)
+        reason = _of_call(node) or _of_no_dims(node) or _chosen_beyond(node) or _split_early(node)
         if reason is not None:
             return Reason(*reason, (node,))
         for target in written(node):
@@ -83,6 +84,14 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
     if _given(node, "per_row_fake_quant") and _is_empty(_given(node, "running_min")):  # an observer
         return "state-without-size", f"{node.name} gives its empty state the size of the channels"
     return None
+
+
+def _of_no_dims(node: fx.Node) -> tuple[str, str] | None:
+    """The code and message of a sum over an empty list of dims, of whose result metadata has other sizes."""
+    dims = _given(node, "dim") if op_name(node) in ("aten.nansum", "aten.nanmean") else None
+    if not isinstance(dims, (list, tuple)) or dims:
+        return None
+    return "sum-over-no-dims", f"{node.name} is over an empty list of dims"
 
 
 def _chosen_beyond(node: fx.Node) -> tuple[str, str] | None:

@@ -392,3 +392,12 @@ def test_numbers_that_are_chosen_on_gpus(device, number):
             found = eager_may_refuse(graph)
             assert (found is not None) == (device == "cuda" and 65504 < abs(number) < 1e10)
             graph.erase_node(made)
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("function", [torch.nansum, torch.nanmean])
+def test_sums_over_no_dims(function, keepdim):
+    """Eager's are of everything, metadata says that they are as large as what they are of."""
+    torch._dynamo.reset()
+    made = torch.compile(lambda x: function(x, dim=(), keepdim=keepdim), backend="regraft")(X)
+    torch.testing.assert_close(made, function(X, dim=(), keepdim=keepdim))
