@@ -24,6 +24,7 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import is_tensor, op_name, val
+from ...rewrites.layout import same_layout
 from ...rewrites.moves import ALIASES
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known_equal
@@ -166,7 +167,10 @@ def _split(editor: Editor, node: fx.Node) -> fx.Node:
     made = editor.call(aten.sub.Tensor, editor.call(aten.sub.Tensor, wide, peak), logs)
     if node.target is aten._softmax.default:
         made = editor.call(aten.exp.default, made)
-    return made if dtype == within else editor.call(aten._to_copy.default, made, dtype=dtype)
+    made = made if dtype == within else editor.call(aten._to_copy.default, made, dtype=dtype)
+    if same_layout(val(made), val(node)):
+        return made
+    return editor.call(aten.clone.default, made, memory_format=torch.contiguous_format)  # of scores that are transposed
 
 
 __all__ = ["ROWS", "recompute_log_softmax", "recompute_softmax"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support.rewriting import compiled
 from support.thorough import takes_turns
 from torch.utils.checkpoint import checkpoint
 
@@ -50,6 +51,20 @@ def test_results_are_eagers(function, dtype):
     tolerance = {"rtol": 5e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {}
     kept = agrees(function, torch.randn(5, 7).to(dtype), TARGETS, **tolerance)
     assert kept.count == 1
+
+
+def test_transposed_scores():
+    """Both directions of a contrastive loss: the result is contiguous, its parts lie as the scores do."""
+
+    def function(x):
+        scores, target = x @ x.t() / 0.07, torch.arange(5)
+        return F.cross_entropy(scores, target) + F.cross_entropy(scores.t(), target)
+
+    x = torch.randn(5, 7)
+    run, coverage = compiled(function)  # checks the graph after each pass
+    with coverage:
+        torch.testing.assert_close(gradients(run, x), gradients(function, x))
+    assert not any(graph.fallbacks for graph in coverage.graphs)
 
 
 def test_special_values():
