@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
-from ...rewrites.compat.memory import shared_memories, storage_key
+from ...rewrites.compat.memory import is_others_memory, shared_memories, storage_key
 from ...rewrites.graph import nodes_in
 from ...rewrites.symbolic import hint
 
@@ -91,8 +91,28 @@ def _are_parts(written: Sequence[torch.Tensor], inputs: Sequence[Any], held: Seq
 
 
 def _meet(inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether two of these overlap."""
+    if any(map(is_others_memory, inputs)):
+        return _meet_at_addresses([x for x in inputs if x.numel()])
     keys = {storage_key(x) for x in inputs}
     return len(keys) < len(inputs) and bool(_shared(inputs))
+
+
+def _meet_at_addresses(inputs: Sequence[torch.Tensor]) -> bool:
+    """The same by their addresses: NumPy's arrays may overlap, too, each as a memory of its own."""
+    reached = 0
+    for begin, k in sorted((x.data_ptr(), k) for k, x in enumerate(inputs)):
+        if begin < reached:
+            return True
+        reached = max(reached, begin + _extent(inputs[k]))
+    return False
+
+
+def _extent(x: torch.Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    if x.is_contiguous():
+        return x.nbytes
+    return (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))) * x.itemsize
 
 
 def bases_of(inputs: Sequence[Any]) -> list[_Base]:

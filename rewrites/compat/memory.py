@@ -19,6 +19,11 @@ def storage_key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def is_others_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor looks at memory that torch has not allocated (NumPy's, DLPack's): it cannot be resized."""
+    return not tensor.untyped_storage().resizable()
+
+
 def storage_reference(tensor: torch.Tensor) -> StorageWeakRef:
     """What keeps the `storage_key` of memory from being given anew, but not the memory alive; ``cdata`` is the key."""
     return StorageWeakRef(tensor.untyped_storage())

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from support.thorough import takes_turns
@@ -73,6 +74,22 @@ def test_the_memory_that_inputs_are_parts_of_is_another():
                 ours, eager = (run(x[:5], x[3:8]) for run, x in zip((compiled, function), flat, strict=True))
                 torch.testing.assert_close(ours, eager)
                 torch.testing.assert_close(*memories)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_arrays_of_numpy_that_overlap(first):
+    """Each is a memory of its own for torch."""
+    torch.compiler.reset()
+    function = FUNCTIONS["written first"]
+    compiled = torch.compile(function, backend="regraft")
+    found = []
+    for run in (function, compiled):
+        array, results = np.arange(12.0), []
+        for a, b in ((0, 3), (0, 6), (2, 1))[not first :]:
+            results += run(torch.from_numpy(array[a : a + 5]), torch.from_numpy(array[b : b + 5]))
+            results += run(torch.from_numpy(array[a::2][:3]), torch.from_numpy(array[b : b + 3]))
+        found.append((results, torch.from_numpy(array)))
+    torch.testing.assert_close(found[1], found[0])
 
 
 class Scaled(torch.nn.Module):
