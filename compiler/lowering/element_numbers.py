@@ -57,6 +57,7 @@ ELEMENTS = named("""
     _foreach_clamp_max.Scalar: scalar
     _foreach_maximum.Scalar: scalar
     _foreach_minimum.Scalar: scalar
+    _foreach_pow.Scalar: exponent
     pow.Tensor_Scalar: exponent
     hardshrink.default: lambd
     logit.default: eps

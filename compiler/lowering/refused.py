@@ -45,7 +45,10 @@ _OF_NO_BOOLS = """
 """
 # By the device: kernels that exist for others.
 _ON_DEVICES = {
-    "cpu": ((("aten.avg_pool3d.default", "aten.multi_margin_loss.default"), (torch.bfloat16, torch.float16)),),
+    "cpu": (
+        (("aten.avg_pool3d.default",), (torch.bfloat16, torch.float16)),
+        (("aten.multi_margin_loss.default",), (torch.bfloat16, torch.float16, torch.int64)),  # with its labels
+    ),
     "cuda": (
         (("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default"), _INTEGERS),
         (("aten.native_dropout_backward.default",), _INTEGERS),

@@ -107,7 +107,8 @@ BEYOND = {
     "lists": lambda x, n: torch._foreach_lerp([x], [x], n),
     "least": lambda x, n: torch._foreach_clamp_min([x], n),
     "copysign": torch.copysign,
-    "spread": lambda x, n: x.std(1, correction=n),
+    "spread": lambda x, n: x.std(1, correction=n), "powers": lambda x, n: torch._foreach_pow([x.abs() + 0.5], n),
+    "margins": lambda x, n: torch.nn.functional.multi_margin_loss(x.half(), torch.tensor([0, 3, 2]), margin=n),
 }  # fmt: skip
 
 
