@@ -173,7 +173,9 @@ class Compilation:
             lying = Lying.of(gm, inputs) if watched else None
             with left_out(self.options.without):
                 compiled = self._contained.run(self._run)
-            return compiled if lying is None else of_their_forms(at_their_places(compiled, gm, lying), gm, inputs)
+            if lying is None:
+                return compiled
+            return of_their_forms(at_their_places(compiled, gm, lying, self.record), gm, inputs, self.record)
         except Exception as error:  # outside of all passes
             if self._faults.lets_through(error):
                 raise  # as it is: it may be for the user

@@ -26,7 +26,9 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.compat.memory import is_others_memory, shared_memories, storage_key
 from ...rewrites.graph import nodes_in
+from ...rewrites.record import GraphRecord
 from ...rewrites.symbolic import hint
+from . import as_written
 
 _Place = tuple[int, int, int]  # an input, the first that lies in its memory, and the offset there
 _Base = tuple[tuple[int, ...], Any]  # the inputs of one memory, and what AOTAutograd makes their tensor of
@@ -66,21 +68,21 @@ class Lying:
         )
 
 
-def at_their_places(compiled: Callable[..., Any], program: Callable[..., Any], lying: Lying) -> Callable[..., Any]:
+def at_their_places(
+    compiled: Callable[..., Any], program: Callable[..., Any], lying: Lying, record: GraphRecord
+) -> Callable[..., Any]:
     """`compiled`, but `program` for inputs that lie otherwise.
 
     Args:
         compiled: what is returned itself where nothing needs to be looked at.
         program: what it was compiled from.
         lying: how the inputs lay when it was.
+        record: where the first call is told whose inputs lie otherwise.
     """
     if not lying.places and not lying.apart and not lying.written:
         return compiled
-
-    def run(*inputs: Any) -> Any:
-        return compiled(*inputs) if lying.holds(inputs) else program(*inputs)
-
-    return run
+    why = "inputs share memory otherwise than in the call that was compiled"
+    return as_written.where(lying.holds, compiled, program, as_written.teller(record, "memory-shared", why))
 
 
 def _are_parts(written: Sequence[torch.Tensor], inputs: Sequence[Any], held: Sequence[int]) -> bool:
@@ -93,12 +95,12 @@ def _are_parts(written: Sequence[torch.Tensor], inputs: Sequence[Any], held: Seq
 def _meet(inputs: Sequence[torch.Tensor]) -> bool:
     """Whether two of these overlap."""
     if any(map(is_others_memory, inputs)):
-        return _meet_at_addresses([x for x in inputs if x.numel()])
+        return meet_at_addresses([x for x in inputs if x.numel()])
     keys = {storage_key(x) for x in inputs}
     return len(keys) < len(inputs) and bool(_shared(inputs))
 
 
-def _meet_at_addresses(inputs: Sequence[torch.Tensor]) -> bool:
+def meet_at_addresses(inputs: Sequence[torch.Tensor]) -> bool:
     """The same by their addresses: NumPy's arrays may overlap, too, each as a memory of its own."""
     reached = 0
     for begin, k in sorted((x.data_ptr(), k) for k, x in enumerate(inputs)):

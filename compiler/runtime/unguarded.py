@@ -4,11 +4,12 @@
     step(); model.double(); step()                  the graph is Dynamo's for float32, and so are our kernels
 
 Of what the graph holds, dtypes, sizes and strides are guarded here: others are compiled anew. Gradients are looked at
-in each call: with others, the program runs as it was written.
+in each call: with others, or where two of all these tensors overlap, the program runs as it was written.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,33 +18,60 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat.dynamo import alike, guard_alike
+from ...rewrites.record import GraphRecord
+from . import as_written
 from .graph_cache.key import written_by
+from .overlaps import meet_at_addresses
 
 
-def of_their_forms(compiled: Callable[..., Any], program: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def of_their_forms(
+    compiled: Callable[..., Any], program: fx.GraphModule, inputs: Sequence[Any], record: GraphRecord
+) -> Callable[..., Any]:
     """`compiled`, but `program` for inputs of other dtypes, sizes or strides, if it writes to tensors that it holds.
 
     Args:
         compiled: what is returned itself where Dynamo guards its inputs.
         program: Dynamo's graph.
         inputs: those that it was compiled for.
+        record: where the first call with others is told.
     """
     if not written_by(program):
         return compiled
-    held = (compat.attribute(program, str(node.target)) for node in program.graph.find_nodes(op="get_attr"))
-    guard_alike([x for x in held if isinstance(x, torch.Tensor)])
+    found = (compat.attribute(program, str(node.target)) for node in program.graph.find_nodes(op="get_attr"))
+    held = [x for x in found if isinstance(x, torch.Tensor)]
+    guard_alike(held)
     known = [k for k, x in enumerate(inputs) if isinstance(x, torch.Tensor) and not compat.has_symbols(x)]
     forms = [_form(inputs[k]) for k in known]
-    same: Callable[..., bool] | None = None
+    apart, same = _apart_from(held), None
 
-    def run(*inputs: Any) -> Any:
+    def holds(inputs: Sequence[Any]) -> bool:
         nonlocal same
         given = [inputs[k] for k in known]
         if same is None and [_form(x) for x in given] == forms:
             same = alike(given)
-        return compiled(*inputs) if same is not None and same(*given) else program(*inputs)
+        return same is not None and same(*given) and apart(given)
 
-    return run
+    why = "gradients lie otherwise than those that a step was compiled for, or share memory with weights or others"
+    return as_written.where(holds, compiled, program, as_written.teller(record, "gradients-otherwise", why))
+
+
+def _apart_from(held: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], bool]:
+    """What says of tensors of known sizes whether they and these, while they live, overlap nowhere."""
+    seen_by, known = [weakref.ref(x) for x in {id(x): x for x in held}.values()], None
+
+    def apart(given: Sequence[torch.Tensor]) -> bool:
+        nonlocal known
+        now = [x for x in (*(seen() for seen in seen_by), *given) if x is not None and type(x) in _WITH_ADDRESS]
+        places = [x.data_ptr() for x in now]
+        if places == known:
+            return True
+        known = None if meet_at_addresses([x for x in now if x.data_ptr() and x.numel()]) else places
+        return known is not None
+
+    return apart
+
+
+_WITH_ADDRESS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def _form(x: torch.Tensor) -> tuple[Any, ...]:

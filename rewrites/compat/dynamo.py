@@ -238,20 +238,23 @@ def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
 
 def guard_alike(tensors: Sequence[torch.Tensor]) -> None:
-    """Have Dynamo compile anew where these tensors have got other dtypes, sizes or strides (`x.data = y`)."""
+    """Have Dynamo compile anew where these tensors have got other dtypes, sizes or strides (`x.data = y`).
+
+    Also where some had one gradient, of which the step of an optimizer makes one input, and have got several.
+    """
     context = torch._guards.TracingContext.try_get()
     if context is None or not tensors:
         return
     from torch._dynamo.source import GlobalStateSource
 
-    seen_by = [weakref.ref(x) for x in tensors]
+    seen_by, one = [weakref.ref(x) for x in tensors], _with_one_gradient(tensors)
 
     def add(builder: Any, guard: Any) -> None:  # noqa: ARG001
         same, root = alike([x for seen in seen_by if (x := seen()) is not None]), builder.guard_manager.root
 
         def holds(_: Any) -> bool:
-            now = [seen() for seen in seen_by]
-            return None not in now and same(*now)
+            now = [x for seen in seen_by if (x := seen()) is not None]
+            return len(now) == len(seen_by) and same(*now) and all(now[a].grad is now[b].grad for a, b in one)
 
         parts = [f"dtypes, sizes and strides of {len(seen_by)} tensors that the graph holds are as they were"]
         try:
@@ -260,6 +263,14 @@ def guard_alike(tensors: Sequence[torch.Tensor]) -> None:
             root.add_lambda_guard(holds, parts)
 
     context.guards_context.dynamo_guards.add(torch._guards.Guard(GlobalStateSource(), add))
+
+
+def _with_one_gradient(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Pairs of tensors that have the same gradient."""
+    first: dict[int, int] = {}
+    gradients = [(k, x.grad) for k, x in enumerate(tensors) if x.is_leaf and x.grad is not None]
+    pairs = [(first.setdefault(id(gradient), k), k) for k, gradient in gradients]
+    return [(a, b) for a, b in pairs if a != b]
 
 
 def held_while_needed(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -81,6 +81,76 @@ def test_gradients_lie_otherwise(gradient):
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+def shared(parameters, optimizer, turn):
+    """One gradient for two weights, before the third step."""
+    if turn < 2:
+        parameters[1].grad = parameters[0].grad
+
+
+def late(change):
+    """`change(weights, state of the optimizer for each)` before the third step."""
+
+    def changed(parameters, optimizer, turn):
+        if turn == 2:
+            tensors = [{k: x for k, x in optimizer.state[p].items() if x.dim()} for p in parameters]
+            change(parameters, tensors)
+
+    return changed
+
+
+def rows(x, y):
+    memory = torch.arange(16.0).reshape(4, 4)
+    x.data, y.data = memory[:3], memory[1:]
+
+
+def at(tensors, others):
+    for name, x in tensors.items():
+        x.data = others[name].data
+
+
+MEMORIES = {
+    "one gradient, then two": shared,
+    "two gradients, then one": lambda p, _, turn: setattr(p[1], "grad", p[0].grad if turn > 1 else p[1].grad),
+    "gradients overlap": lambda p, _, turn: rows(p[0].grad, p[1].grad) if turn == 2 else None,
+    "a gradient is a weight": lambda p, _, turn: setattr(p[1], "grad", p[0].data) if turn > 1 else None,
+    "weights are tied": late(lambda p, _: setattr(p[1], "data", p[0].data)),
+    "weights overlap": late(lambda p, _: rows(p[0], p[1])),
+    "state is a weight": late(lambda p, state: [setattr(x, "data", p[0].data) for x in state[0].values()]),
+    "state is tied": late(lambda _, state: at(state[1], state[0])),
+    "first state is tied": lambda p, o, turn: at(o.state[p[1]], o.state[p[0]]) if turn == 1 else None,
+}
+
+
+def stepped(name, change, compiled):
+    """Weights after each step of three weights, before which `change` changes them."""
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(3, 4)) for _ in range(3)]
+    optimizer = OPTIMIZERS[name](parameters)
+    step, found = torch.compile(optimizer.step, backend="regraft") if compiled else optimizer.step, []
+    for turn in range(5):
+        for p in parameters:
+            p.grad = torch.randn(3, 4)
+        change(parameters, optimizer, turn)
+        step()
+        found.append([p.detach().clone() for p in parameters])
+    return found
+
+
+@pytest.mark.parametrize("change", list(MEMORIES))
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_tensors_of_a_step_share_memory(name, change):
+    torch.compiler.reset()
+    theirs, ours = (stepped(name, MEMORIES[change], compiled) for compiled in (False, True))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def test_calls_as_written_are_told_once():
+    torch.compiler.reset()
+    with regraft.coverage() as cov:
+        trained("sgd", lambda *_: None, True, GRADIENTS["strides"])
+    assert [f.code for f in cov.fallbacks] == ["gradients-otherwise"]
+
+
 def test_other_weights_are_compiled_once():
     torch.compiler.reset()
     with regraft.coverage() as cov:
