@@ -404,7 +404,7 @@ _DENSE_ROWS = (  # memory that is made contiguous, whatever the input's
     "im2col pow.Scalar "
     "smooth_l1_loss_backward"
 )
-_DENSE_ROWS_ANYWHERE = "angle isin one_hot rrelu"  # of complex numbers `angle` is made on the way
+_DENSE_ROWS_ANYWHERE = "all.dims angle any.dims isin one_hot rrelu"  # of complex numbers `angle` is made on the way
 _IMAGES = (  # the input's layout of images is kept
     "channel_shuffle max_unpool2d reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d "
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "

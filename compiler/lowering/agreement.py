@@ -97,6 +97,8 @@ _GRADIENTS_OF_PARTS = {
     "slice_backward": torch.ops.aten.slice.Tensor, "select_backward": torch.ops.aten.select.int,
     "diagonal_backward": torch.ops.aten.diagonal.default, "unfold_backward": torch.ops.aten.unfold.default,
 }  # fmt: skip
+# Losses whose result has the dtype of the first tensor, whatever both promote to.
+_MADE_LIKE_FIRST = ("huber_loss", "soft_margin_loss")
 _HELD = "sizes_held"
 _POOLED = ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 Equal = Callable[[Any, Any], bool]
@@ -151,6 +153,10 @@ def _agreed(_packet: str, _given: dict[str, Any]) -> None:
 def _dtypes(packet: str, given: dict[str, Any]) -> str | None:
     if packet == "binary_cross_entropy_with_logits":
         return _of_logits(given)
+    if packet in _MADE_LIKE_FIRST:
+        x, y = given["self"].dtype, given["target"].dtype
+        made = torch.promote_types(x, y)
+        return None if torch.can_cast(made, x) else f"eager refuses to make {x} of {made}"
     names = _ALIKE.get(packet) or _NORMALIZING.get(packet)
     if names is None:
         return None

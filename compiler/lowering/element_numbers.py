@@ -74,6 +74,11 @@ _FACTORS = named("""
     _foreach_addcmul.Scalar: value
     _foreach_addcdiv.Scalar: value
 """)
+# Tensors without dims that are read as a number, which becomes an element of the result.
+_READ = named("""
+    masked_fill.Tensor: value
+    index_fill.int_Tensor: value
+""")
 
 
 def given_by(node: fx.Node) -> dict[str, Any]:
@@ -119,6 +124,8 @@ def beyond_elements(node: fx.Node, given: dict[str, Any]) -> str | None:
     name, made = overload(node), node.meta.get("val")
     if _HELD_NUMBERS in node.meta:
         return None
+    if name in _READ:
+        return _read_beyond(given[_READ[name][0]], made)
     tensors = made if isinstance(made, (list, tuple)) else [made]
     dtypes = {x.dtype for x in tensors if isinstance(x, torch.Tensor)}
     if name in _FACTORS:
@@ -132,6 +139,24 @@ def beyond_elements(node: fx.Node, given: dict[str, Any]) -> str | None:
         if name == _UNWRAPPED and not dtype.is_signed and not (isinstance(value, (int, float)) and value >= 0):
             return f"{value} may be negative"
     return None
+
+
+def _read_beyond(value: Any, made: Any) -> str | None:
+    """Why a number that a tensor holds may be no element, by its dtype; on GPUs, reading it would wait for them."""
+    if not isinstance(value, torch.Tensor) or made.device.type != "cpu" or holds_all(made.dtype, value.dtype):
+        return None
+    return f"a number of {value.dtype} may be no {made.dtype}"
+
+
+@functools.lru_cache(256)
+def holds_all(dtype: torch.dtype, others: torch.dtype) -> bool:
+    """Whether eager converts every finite number of another dtype to an element."""
+    if dtype == others or others == torch.bool:
+        return True
+    if others.is_complex:
+        return dtype.is_complex and holds_all(dtype.to_real(), others.to_real())
+    limits = torch.finfo(others) if others.is_floating_point else torch.iinfo(others)
+    return all(fits(number, dtype) for number in (limits.min, limits.max))
 
 
 def _is_element(value: Any, dtype: torch.dtype) -> bool:

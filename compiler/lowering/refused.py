@@ -145,6 +145,9 @@ def _refused_mixture(name: str, dtypes: set[torch.dtype], node: fx.Node) -> bool
         return _dtype(node) == torch.bool
     if name in _OF_ONE_DTYPE:
         return len(dtypes) > 1
+    if name == "aten.ldexp.Tensor":
+        x, exponent = map(_dtype, node.args)
+        return exponent == torch.bool and x is not None and x.is_floating_point
     if name.startswith("aten.addcdiv."):
         return all(_dtype(arg) in _INTEGERS for arg in node.args[1:3])
     made = _dtype(node)

@@ -58,8 +58,13 @@ def _keeps_type(scores: fx.Node, fill: Any) -> bool:
     if dtype(scores).is_complex:
         return False
     if known is None:
-        return torch.result_type(val(scores), val(fill)) == dtype(scores)
+        return torch.result_type(val(scores), val(fill)) == dtype(scores) and not _may_be_refused(scores, fill)
     return is_float(scores) or is_bool(scores) or float(known).is_integer()
+
+
+def _may_be_refused(scores: fx.Node, fill: Any) -> bool:
+    """Whether eager may refuse the number that a tensor of another dtype holds, which it reads on CPUs."""
+    return is_tensor(fill) and val(scores).device.type == "cpu" and dtype(fill) not in (dtype(scores), torch.bool)
 
 
 def _where(edit: Editor, keep: fx.Node, scores: fx.Node, fill: Any) -> fx.Node:

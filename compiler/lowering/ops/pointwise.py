@@ -7,6 +7,7 @@ lists of tensors in `foreach`.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -85,7 +86,7 @@ _declare(("floor", "ceil", "trunc", "round.default"), lambda name: _rounding(nam
 def _round_decimals(low: Lowering, x: Tensor, *, decimals: int) -> Tensor:
     if not x.dtype.is_floating_point:
         return copied(low, x)
-    ten = 10.0 ** abs(decimals)
+    ten = 10.0 ** abs(decimals) if abs(decimals) <= sys.float_info.max_10_exp else math.inf
 
     def compute(a: Value) -> Value:
         if decimals == 0:

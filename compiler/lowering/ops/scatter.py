@@ -38,6 +38,7 @@ from ..positions import (
 from ..scalars import Scalar
 from .copies import copied
 from .elementwise import element as broadcast_at
+from .elementwise import rounded
 from .indexing import Advanced
 from .views import wrapped
 
@@ -112,11 +113,17 @@ def index_add(low: Lowering, x: Tensor, dim: int, index: Tensor, source: Tensor,
         return out
     if isinstance(alpha, Scalar) or alpha != 1:
         name = "logical_and" if x.dtype == torch.bool else "mul"
-        factor = scalar(alpha, x.dtype)
+        factor = _factor(low, alpha, x.dtype)
         _scatter_slices(low, out, dim, index, lambda at: op(name, elements(at), factor), mode_of("sum", x.dtype))
     else:
         _scatter_slices(low, out, dim, index, elements, mode_of("sum", x.dtype))
     return out
+
+
+def _factor(low: Lowering, alpha: Any, dtype: torch.dtype) -> Value:
+    """A number that multiplies elements: on CPUs of their dtype in eager, on GPUs in the dtype that is computed in."""
+    factor = scalar(alpha, dtype)
+    return rounded(factor, dtype) if low.device.type == "cpu" else factor
 
 
 @lowers("aten.index_copy")

@@ -80,6 +80,7 @@ CALLS = {
     "log_sigmoid_forward": ((A,), WHOLE),
     "normal.Tensor_Tensor": ((A, B), WHOLE),
     "poisson": ((A,), WHOLE),
+    **{f"{name}.dims": ((A, dims), WHOLE) for name, dims in (("any", []), ("all", []))},
     "index_fill.int_Scalar": ((A, 0, FIRST, 2.0), WHOLE),
     "roll": ((A, [1, 3], [1, 0]), WHOLE),
     "channel_shuffle": ((A, 2), IMAGES),

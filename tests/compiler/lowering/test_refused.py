@@ -29,6 +29,8 @@ ONES = torch.ones(2, 4, 4)
     lambda x: torch.sub(x.char(), x.char(), alpha=-128), lambda x: torch.rsub(x.int(), 1, alpha=-(2**31)),
     lambda x: x.bool() + 2**63, lambda x: x.bool() < 2**63, lambda x: x.bool() * 2**63,
     lambda x: x.bool() % True, lambda x: torch.fmod(x.bool(), True),
+    lambda x: F.huber_loss(x, x.float(), reduction="none"), lambda x: F.soft_margin_loss(x, x.float(), reduction="sum"),
+    lambda x: torch.ldexp(x.float(), x.bool()), lambda x: torch.ldexp(x.half(), x.bool()) * 2,
     lambda x: x.half() ** 1e6, lambda x: x.byte() ** 300, lambda x: F.pad(x.byte(), (1, 1), value=-1),
 ])  # fmt: skip
 def test_calls_that_eager_refuses_raise_its_error(function):
@@ -195,3 +197,34 @@ def test_the_table_names_operators():
     for name in REFUSED:
         _, operator, overload = name.split(".")
         assert hasattr(getattr(torch.ops.aten, operator), overload)
+
+
+FILLINGS = {
+    "masked": lambda x, n: x.masked_fill(x > 0, n),
+    "indexed": lambda x, n: x.index_fill(0, (x.reshape(-1)[:2] * 0).long(), n),
+    "written": lambda x, n: x.clone().masked_fill_(x > 0, n) * 1,
+}  # fmt: skip
+
+
+@one_row_in(2)
+@pytest.mark.parametrize("name", FILLINGS)
+@pytest.mark.parametrize(("dtype", "number"), [
+    (torch.int8, torch.tensor(300)), (torch.uint8, torch.tensor(-1e3)), (torch.int16, torch.tensor(2**40)),
+    (torch.float16, torch.tensor(1e6)), (torch.float32, torch.tensor(1e300, dtype=torch.float64)),
+])  # fmt: skip
+def test_numbers_of_tensors_that_no_element_holds_raise(name, dtype, number):
+    torch._dynamo.reset()
+    x, ours = ONES[0].to(dtype), torch.compile(FILLINGS[name], backend="regraft", options={"strict": True})
+    one = torch.ones_like(number)
+    torch.testing.assert_close(ours(x, one), FILLINGS[name](x, one))
+    with pytest.raises(RuntimeError) as eager:
+        FILLINGS[name](x, number)
+    with pytest.raises(RuntimeError) as refusal:
+        ours(x, number)
+    assert str(refusal.value) == str(eager.value)
+
+
+def test_numbers_of_tensors_that_every_element_holds_are_generated():
+    for function in FILLINGS.values():
+        assert not lower(trace(function, ONES, torch.tensor(2.0))).kept
+        assert not lower(trace(function, ONES.half(), torch.tensor(True))).kept

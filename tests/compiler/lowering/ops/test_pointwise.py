@@ -212,6 +212,7 @@ def test_combinations_of_three():
 def test_other_functions():
     x = values(torch.float32)
     agree(lambda x: (torch.frac(x), torch.round(x, decimals=2), torch.round(x * 100, decimals=-1)), x)
+    agree(lambda x: [torch.round(x, decimals=n) for n in (308, -308, 309, -309, -(2**63), 2**63 - 1)], x.double())
     agree(
         lambda x: (torch.nan_to_num(x, 1.0, 2.0, -3.0), torch.special.xlog1py(x, x.abs()), torch.ldexp(x, x.sign())), x
     )

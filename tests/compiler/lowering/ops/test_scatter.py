@@ -104,6 +104,16 @@ def test_index_add(pair, seed, length, alpha, dynamic):
     agree(lambda x, i, s: x.index_add(dim, i, s, alpha=alpha), x, index, source, dynamic=dynamic)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_factors_of_16_bits(dtype):
+    torch._dynamo.reset()
+    index, call = torch.tensor([2, 0, 4]), torch.Tensor.index_add
+    x, source = (torch.randn(n, 64, generator=torch.Generator().manual_seed(n)).to(dtype) for n in (5, 3))
+    compiled = torch.compile(lambda x, s, n: call(x, 0, index, s, alpha=n), backend="regraft")
+    for factor in (0.3, 0.7, 1.1, 3.3, 2, 301):
+        torch.testing.assert_close(compiled(x, source, factor), call(x, 0, index, source, alpha=factor), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("sizes", "dim"), [((0, 3), 0), ((3, 0), 1), ((2, 0), 0)])
 def test_index_add_to_nothing_reads_no_index(sizes, dim):
     x, index = torch.zeros(sizes), torch.tensor([0, 5])
