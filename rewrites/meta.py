@@ -51,7 +51,7 @@ KEYS = {
     "apart": MetaKey("frozenset: the places of results without shared memory", "rewrites/graph.py", "outputs"),
     "sizes_unread": MetaKey("True: nobody reads its sizes", "rewrites/sizes.py", "placeholders"),
     "sizes_held": MetaKey("True: a guard holds the sizes that it depends on", "compiler/lowering/agreement.py"),
-    "numbers_held": MetaKey("True: the same of numbers", "compiler/lowering/agreement.py"),
+    "numbers_held": MetaKey("True: the same of numbers", "compiler/lowering/element_numbers.py"),
     "regraft_captured": MetaKey("True: the body of a checkpoint that was captured", "compiler/capture/retrace.py"),
     "frozen": MetaKey("True: a weight, or what depends on weights only", "compiler/freezing/freezer.py"),
     "packed": MetaKey("True: a weight in the layout of a kernel", "compiler/templates/gemm/packing.py"),

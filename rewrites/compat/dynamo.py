@@ -256,7 +256,7 @@ def guard_alike(tensors: Sequence[torch.Tensor]) -> None:
             now = [x for seen in seen_by if (x := seen()) is not None]
             return len(now) == len(seen_by) and same(*now) and all(now[a].grad is now[b].grad for a, b in one)
 
-        parts = [f"dtypes, sizes and strides of {len(seen_by)} tensors that the graph holds are as they were"]
+        parts = [f"dtypes, sizes and strides of what the graph holds ({len(seen_by)}) are as they were"]
         try:
             root.add_lambda_guard(holds, parts, None)
         except TypeError:  # before there were user stacks

@@ -25,6 +25,7 @@ def test_a_model_that_is_right(tmp_path, monkeypatch):
     [(["small.py:nothing"], "has no factory"), (["small.py:make", "--config", '{"without": "csee"}'], "'cse'")],
 )
 def test_usage_errors_are_one_line(tmp_path, monkeypatch, capfd, arguments, told):
+    skip_forks()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.py").write_text(SMALL)
     done = CliRunner().invoke(app, ["bisect", *arguments])
