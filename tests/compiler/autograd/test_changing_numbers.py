@@ -112,7 +112,7 @@ BEYOND = {
 }  # fmt: skip
 
 
-@one_row_in(2)
+@one_row_in(4)
 @pytest.mark.parametrize("name", BEYOND)
 @pytest.mark.parametrize(
     "values", [(1.5, 2.5, 3.3e38, 3.5e38, 1e39), (2.0, 3.5, -1e39, 1e-45, 1e-310, float("nan"))], ids=str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.thorough import takes_turns
 from torch import fx
 
 import regraft
@@ -88,6 +89,7 @@ def made(program, x, w, count):
     return results, x.grad, w.grad
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_parts_agree_with_the_program(program, dynamic):

@@ -71,6 +71,7 @@ def scaled_scores(q, k, v, a, b):
     return q * a * b, (((q * a) @ k.mT) * b).softmax(-1) @ v, (q @ k.mT) * a * b
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("factors", [(1 << 62, 1 << 62), (1 << 40, -(1 << 40)), (3, 1 << 62), (1 << 62, 0.5), (2, 3)])
 def test_products_of_factors_that_exceed_64_bits(factors, dynamic):
