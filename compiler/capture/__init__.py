@@ -26,7 +26,7 @@ If this cannot be guaranteed, the result is Dynamo's graph, with a reason.
     audit.py      comparison of the recorded run with Dynamo's
     finish.py     turns the recording into a graph that replaces Dynamo's
     eager_refuses.py  calls that eager may refuse, and AOTAutograd does not
-    shared_inputs.py  results that AOTAutograd cannot make of inputs that share memory
+    shared_inputs.py  what AOTAutograd cannot make of tensors that share memory
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .outputs import flat_outputs
 from .questions import without_questions
 from .retrace import LossyTraceError, retrace
 from .screen import opaque_memory, screen
-from .shared_inputs import view_of_shared_input
+from .shared_inputs import overlapping_targets, view_of_shared_input
 from .transforms import without_transforms
 
 __all__ = ["Captured", "capture"]
@@ -100,6 +100,7 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
             return Captured(flat, example_inputs, refusal, restore)
         captured = retrace(plain, example_inputs, kept)
         refused = eager_may_refuse(captured.graph) or view_of_shared_input(captured.graph)
+        refused = refused or overlapping_targets(captured.graph)
         refused = refused or written_of_inference(captured.graph, example_inputs)
         if refused is None and _trains(example_inputs):
             refused = moved_after_use(captured.graph)

@@ -1,8 +1,10 @@
-"""Finds results that AOTAutograd cannot make: views of an input that overlaps another in memory that is written to.
+"""Finds what AOTAutograd makes otherwise of tensors that overlap in memory that is written to.
 
-    x, y = t[0:4], t[2:6]      y.add_(1); return x.t()      the program runs as it was written
+    torch._foreach_mul_([x, x], 2)                          eager multiplies twice, AOTAutograd once
+    x, y = t[0:4], t[2:6]      y.add_(1); return x.t()      AOTAutograd makes one tensor of such inputs, and then
+                                                            applies the views of `x` to it in place of `x`
 
-AOTAutograd makes one tensor of such inputs, and then applies the views of `x` to that tensor in place of `x`.
+Such programs run as they were written.
 """
 
 from __future__ import annotations
@@ -37,6 +39,32 @@ def view_of_shared_input(graph: fx.Graph) -> Reason | None:
             )
             return Reason("view-of-shared-input", message, (node,))
     return None
+
+
+def overlapping_targets(graph: fx.Graph) -> Reason | None:
+    """The reason for the first call that writes to a list in which tensors overlap, or overlap others that it reads."""
+    for node in graph.nodes:
+        targets = written(node)
+        if len(targets) > 1 and isinstance(node.args[0], (list, tuple)) and _meet(targets, node):
+            message = f"{node.name} writes to tensors that overlap, one by one; the program runs as it was written"
+            return Reason("overlapping-targets", message, (node,))
+    return None
+
+
+def _meet(targets: Sequence[fx.Node], call: fx.Node) -> bool:
+    """Whether a target overlaps what the call is given at other positions of its lists, or only in part."""
+    given = [enumerate(a) if isinstance(a, (list, tuple)) else [(-1, a)] for a in (*call.args, *call.kwargs.values())]
+    placed: dict[int | None, list[tuple[int, fx.Node]]] = {}
+    for k, x in (pair for own in given for pair in own if isinstance(pair[1], fx.Node)):
+        placed.setdefault(_memory(x), []).append((k, x))
+    written_to = set(targets)
+    pairs = (
+        (j, x, k, y)
+        for memory, own in placed.items()
+        for j, x in (own if memory is not None and len(own) > 1 else ())
+        for k, y in (own if x in written_to else ())
+    )
+    return any((j != k or _range(val(x)) != _range(val(y))) and _overlap([x, y]) for j, x, k, y in pairs)
 
 
 def _memory(node: fx.Node) -> int | None:

@@ -45,5 +45,53 @@ def test_views_of_inputs_that_overlap(places, program, dynamic):
     assert codes <= {"view-of-shared-input"} and bool(codes) == (program in KEPT and places != "apart")
 
 
+LISTS = {
+    "twice": lambda a, b: torch._foreach_mul_([a, a, b], 2.0),
+    "twice, with others": lambda a, b: torch._foreach_add_([a, a], [b, b], alpha=3),
+    "crossed": lambda a, b: torch._foreach_add_([a, b], [b, a]),
+    "copied": lambda a, b: torch._foreach_copy_([a, b], [b, a]),
+    "part": lambda a, b: torch._foreach_add_([a, a[:2]], [1.0, 2.0]),
+    "products": lambda a, b: torch._foreach_addcmul_([a, b], [b, b], [b, a], [1.0, 2.0]),
+    "rows": lambda a, b: torch._foreach_mul_([a[:2], a[2:]], 2.0),
+    "norms": lambda a, b: torch._foreach_div_([a, b], torch._foreach_norm([a, a])),
+    "themselves": lambda a, b: torch._foreach_mul_([a[:2], a[2:]], [a[:2], a[2:]]),
+}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_of_tensors_that_overlap(name, shared):
+    """Eager writes to one after the other."""
+    torch._dynamo.reset()
+    compiled, given = torch.compile(LISTS[name], backend="regraft"), []
+    with regraft.coverage() as cov:
+        for call in (compiled, LISTS[name]):
+            a, b = torch.arange(1.0, 5.0), torch.arange(5.0, 9.0)
+            a, b = (a[:], a[:]) if shared else (a, b)
+            call(a, b)
+            given.append([a, b])
+    torch.testing.assert_close(*given)
+    assert bool(cov.fallbacks) == (name not in ("rows", "norms", "themselves") or (name == "norms" and shared))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_that_are_one_tensor_are_clipped(shared):
+    torch._dynamo.reset()
+    found = []
+    for compiled in (False, True):
+        parameters = [torch.nn.Parameter(torch.ones(3, 4)) for _ in range(2)]
+
+        def clip(parameters=parameters):
+            return torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+
+        call = torch.compile(clip, backend="regraft") if compiled else clip
+        for turn in range(3):
+            gradients = [torch.arange(12.0).reshape(3, 4) + k for k in range(2)]
+            for p, g in zip(parameters, gradients, strict=True):
+                p.grad = gradients[0] if shared == (turn != 1) else g
+            found.append([call(), *(p.grad for p in parameters)])
+    torch.testing.assert_close(found[3:], found[:3])
+
+
 def _is_in(tensors, memory):
     return [x.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr() for x in tensors]
