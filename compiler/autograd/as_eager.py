@@ -2,7 +2,9 @@
 
 multilabel_margin_loss(x, t)    torch's spelling counts targets behind the end (-1), too: spelled anew
 binary_cross_entropy(x, y)      on a CPU eager refuses what is no probability: an assertion before the call
-multi_margin_loss(x, t)         torch's metadata of one sample's loss, not reduced, is of one dim, eager's of none
+multi_margin_loss(x, t)         torch's metadata of one sample's loss, not reduced, is of one dim, eager's of none;
+                                its margin may be a truth value; where no margin is active, and in the loss of several
+                                labels, the gradient is 0 times what is given, NaN of what is infinite
 softshrink(x, 0.3)              torch's spelling rounds limits to 16 bits, eager's kernel does not: kept whole
 one_hot(i, n), rrelu(x)         torch's spelling lies in memory as the operand does, eager's result is contiguous:
                                 of an operand that is made contiguous
@@ -25,6 +27,7 @@ _NONE, _MEAN = range(2)
 _CONTIGUOUS = (aten.one_hot.default, aten.rrelu.default)
 _MARGIN, _ENTROPY = aten.multilabel_margin_loss.default, aten.binary_cross_entropy.default
 _SAMPLE = aten.multi_margin_loss.default
+_OF_MARGINS = ("p", "margin", "weight", "reduction")
 _WHOLE = {target: kept_whole(target) for target in (aten.softshrink.default, aten.hardshrink.default)}
 _REFUSED = "all elements of {} should be between 0 and 1"
 
@@ -44,9 +47,9 @@ def compute_as_eager(graph_module: fx.GraphModule) -> int:
     contiguous = [node for node in found if node.target in _CONTIGUOUS and _lies_otherwise(node)]
     for node in contiguous:
         node.target = _OF_CONTIGUOUS[node.target]
-    samples = [n for n in found if n.target is _SAMPLE and _is_known(n) and _value(n.args[0]).dim() == 1]
+    samples = [node for node in found if node.target is _SAMPLE and _is_known(node)]
     for node in samples:
-        node.target = _loss_of_sample
+        node.target = multi_margin_loss
     whole = [node for node in found if node.target in _WHOLE and not _has_symbols(node)]
     for node in whole:
         node.target = _WHOLE[node.target]
@@ -66,8 +69,25 @@ def _lies_otherwise(node: fx.Node) -> bool:
     return value is not None and value.layout == torch.strided and not value.is_contiguous()
 
 
-def _loss_of_sample(x: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return _SAMPLE(x, target, *args, **kwargs).reshape(())
+def multi_margin_loss(x: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """The margins of each sample's class over the others, as torch spells them, in the sizes of eager's."""
+    given = {name: _number(value) for name, value in [*zip(_OF_MARGINS, args, strict=False), *kwargs.items()]}
+    loss = _SAMPLE(x, target, **given)
+    rows, chosen = torch.atleast_2d(x), target.reshape(-1, 1)
+    others = torch.arange(rows.shape[-1], device=x.device) != chosen
+    active = (given.get("margin", 1) - rows.gather(-1, chosen) + rows > 0) & others
+    zeros = _of_no_margin(rows, active | (~others & active.any(-1, keepdim=True)))
+    kept = given.get("reduction", _MEAN) == _NONE
+    return loss + zeros if kept and x.dim() > 1 else loss.reshape(()) + zeros.sum()
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) else value
+
+
+def _of_no_margin(rows: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+    """Zeros for the loss of each row: gradients of elements in no active margin are 0 times what is given."""
+    return (torch.where(rows.isfinite() & ~active, rows, 0) * 0).sum(-1)
 
 
 def _of_contiguous(target: Any) -> Callable[..., Any]:
@@ -119,9 +139,12 @@ def multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int
     counts = (targets < 0).cumsum(-1) == 0
     places = torch.where(counts, targets, 0)
     classes = torch.arange(rows.shape[-1], device=x.device)
-    is_target = ((places[:, :, None] == classes) & counts[:, :, None]).any(1)
+    at = (places[:, :, None] == classes) & counts[:, :, None]
     margins = (1 - rows.gather(-1, places)[:, :, None] + rows[:, None]).relu()
-    losses = torch.where(is_target[:, None] | ~counts[:, :, None], 0, margins).sum((1, 2)) / rows.shape[-1]
+    margins = torch.where(at.any(1)[:, None] | ~counts[:, :, None], 0, margins)
+    active = margins > 0
+    zeros = _of_no_margin(rows, active.any(1) | (at & active.any(2)[:, :, None]).any(1))
+    losses = margins.sum((1, 2)) / rows.shape[-1] + zeros
     if reduction == _NONE:
         return losses if x.dim() > 1 else losses[0]
     return losses.mean() if reduction == _MEAN else losses.sum()

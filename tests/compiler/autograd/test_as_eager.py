@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import one_row_in
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 
@@ -69,6 +69,29 @@ def test_a_loss_of_one_sample_has_no_dims():
     for reduction in ("none", "mean", "sum"):
         got = torch.compile(F.multi_margin_loss, backend="regraft")(x, torch.tensor(2), reduction=reduction)
         torch.testing.assert_close(got, F.multi_margin_loss(x, torch.tensor(2), reduction=reduction))
+
+
+LOSSES = {
+    "labels": lambda x, r: F.multilabel_margin_loss(x, torch.tensor([[1, -1, 0, 0], [2, 0, -1, 1]]), reduction=r),
+    "label": lambda x, r: F.multi_margin_loss(x, torch.tensor([1, 2]), reduction=r),
+    "true": lambda x, r: F.multi_margin_loss(x, torch.tensor([1, 2]), margin=True, reduction=r),
+    "weighed": lambda x, r: F.multi_margin_loss(x, torch.tensor([1, 2]), 2, 0.5, x.detach()[1].exp(), reduction=r),
+}
+
+
+@takes_turns("reduction")
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_gradients_where_no_margin_is_active(name, reduction):
+    torch.compiler.reset()
+    call, found = LOSSES[name], []
+    for function in (call, torch.compile(call, backend="regraft")):
+        x = torch.tensor([[0.0, 9.0, 0.0, 0.0], [0.5, 0.1, 0.2, 0.3]], requires_grad=True)
+        loss = function(x, reduction)
+        given = (1.0, -torch.inf, torch.nan)
+        gradients = [torch.autograd.grad(loss, x, torch.full_like(loss, g), retain_graph=True)[0] for g in given]
+        found.append([loss.detach(), *gradients])
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)
 
 
 def _refused(call, *args):
