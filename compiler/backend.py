@@ -31,7 +31,7 @@ from ..rewrites.compat import (
 )
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import keep_saved, places, tell_strides
-from ..rewrites.compat.dispatch import forward_ad_active, guard_forward_ad, guard_zeros
+from ..rewrites.compat.dispatch import forward_ad_active, guard_the_rest, has_negative_zeros
 from ..rewrites.compat.dynamo import allow_lookups_at_once, leave_to_python, on_reset
 from ..rewrites.compat.logs import code_is_logged, log_code
 from ..rewrites.compat.memory import guard_float32_precision
@@ -193,10 +193,11 @@ class Compilation:
         if "cuda" in self._devices:
             guard_float32_precision()
         do(guard_backends, self._gm)
-        do(guard_forward_ad)
-        do(guard_zeros)
+        do(guard_the_rest, self._gm)
         if do(forward_ad_active, default=False):
-            return self._as_written()
+            return self._as_written("forward-ad", "compiled within forward_ad.dual_level: tangents are")
+        if do(has_negative_zeros, self._gm, self._example_inputs, default=False):
+            return self._as_written("negative-zero", "a number that changes is -0.0 in this call: results are")
         left = do(left_to_python, self._gm, self._example_inputs, default="")
         if left:
             self._leave(left)
@@ -221,10 +222,10 @@ class Compilation:
         renamed = [k for k, x in enumerate(self._example_inputs) if is_renamed_tensor(x)]
         return of_plain_tensors(compiled, renamed) if renamed else compiled
 
-    def _as_written(self) -> Callable[..., Any]:
+    def _as_written(self, code: str, why: str) -> Callable[..., Any]:
         """Dynamo's graph itself: torch's kernels compute tangents, generated ones do not."""
-        message = "compiled within forward_ad.dual_level: tangents are computed by the program as it was written"
-        self.record.fallbacks.append(Fallback("capture", "forward-ad", message))
+        message = f"{why} computed by the program as it was written"
+        self.record.fallbacks.append(Fallback("capture", code, message))
         publish(self.record)
         self._tell()
         return self._gm

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import fx
 
 from .operators import OpOverload
 
@@ -115,6 +116,13 @@ def forward_ad_active() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
+def guard_the_rest(program: fx.GraphModule) -> None:
+    """Have Dynamo compile anew where numbers and modes have changed that it does not look at."""
+    guard_forward_ad()
+    guard_zeros()
+    guard_autocast_dtypes(program)
+
+
 def guard_forward_ad() -> None:
     """Have Dynamo compile a program anew where tensors may carry tangents, and where not; it does not by itself."""
     context = torch._guards.TracingContext.try_get()
@@ -156,11 +164,42 @@ def _guard_zero(builder: Any, guard: Any) -> None:
     text = f"{guard.name} has the sign of {value}"
     parts = get_verbose_code_parts(text, guard)
     manager = builder.get_guard_manager(guard)
-    check = lambda x: x != 0 or math.copysign(1, x) == sign  # noqa: E731
+    alone = sign < 0 and guard.create_fn_name() == "TYPE_MATCH"  # as `has_negative_zeros` says, it runs as written
+    check = lambda x: math.copysign(1, x) == sign if x == 0 else not alone  # noqa: E731
     try:
         manager.add_lambda_guard(check, parts, guard.user_stack)
     except TypeError:  # torch 2.11
         manager.add_lambda_guard(check, parts)
+
+
+def has_negative_zeros(program: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether a float of which Dynamo has made an input is -0.0 now: as a constant, torch makes it 0.0."""
+    placeholders = zip(program.graph.find_nodes(op="placeholder"), inputs, strict=False)
+    floats = [x for node, x in placeholders if getattr(node.meta.get("grapharg"), "is_tensor", True) is False]
+    known = [x.item() for x in floats if type(x) is torch.Tensor and x.dtype == torch.float64 and not x.dim()]
+    return any(n == 0 and math.copysign(1, n) < 0 for n in known)
+
+
+def guard_autocast_dtypes(program: fx.GraphModule) -> None:
+    """Have Dynamo compile anew where a program that enters autocast itself gets another dtype by default."""
+    context = torch._guards.TracingContext.try_get()
+    entered = program.graph.find_nodes(op="call_function", target=torch.amp.autocast_mode._enter_autocast)
+    devices = {node.args[0] for node in entered if node.args}
+    if context is None or not devices:
+        return
+    from torch._dynamo.source import GlobalStateSource
+
+    known = {device: torch.get_autocast_dtype(device) for device in devices}
+
+    def add(builder: Any, guard: Any) -> None:  # noqa: ARG001
+        holds = lambda _: all(torch.get_autocast_dtype(device) == dtype for device, dtype in known.items())  # noqa: E731
+        parts, root = [f"the dtypes of autocast are {known}"], builder.guard_manager.root
+        try:
+            root.add_lambda_guard(holds, parts, None)
+        except TypeError:  # torch 2.11
+            root.add_lambda_guard(holds, parts)
+
+    context.guards_context.dynamo_guards.add(torch._guards.Guard(GlobalStateSource(), add))
 
 
 def autocast_kernel(operator: Any, devices: Sequence[str]) -> Any:

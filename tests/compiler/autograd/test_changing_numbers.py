@@ -140,6 +140,21 @@ def test_bases_of_powers(dtype):
 
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)], ids=str)
+def test_zeros_of_both_signs_among_other_numbers(zeros):
+    """Dynamo has the number as a symbol, and torch makes 0.0 of -0.0 where it is fixed."""
+    torch._dynamo.reset()
+
+    def call(x, n):
+        return torch.copysign(x, n), x.masked_fill(x > 0, n), x / n
+
+    compiled, x = torch.compile(call, backend="regraft"), torch.linspace(-1, 1, 20)
+    for n in (1.5, 2.5, *zeros, 3.5, *zeros, 4.5):
+        for a, b in zip(compiled(x, n), call(x, n), strict=True):
+            torch.testing.assert_close(a, b, equal_nan=True)
+            assert torch.equal(a.signbit()[a == 0], b.signbit()[b == 0])
+
+
+@pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)], ids=str)
 def test_zeros_of_both_signs(zeros):
     """Dynamo takes them for equal."""
     torch._dynamo.reset()

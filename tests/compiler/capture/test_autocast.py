@@ -62,3 +62,20 @@ def test_records_have_eagers_dtypes_without_autocast(call, to, dtype):
             graph = make_fx(recorded, pre_dispatch=True)(x)
         made = graph(x)
     assert (made.dtype, made.shape) == (expected.dtype, expected.shape)
+
+
+def test_default_dtype_of_an_autocast_inside_changes():
+    """Dynamo reads it and guards nothing."""
+    torch._dynamo.reset()
+
+    def call(x):
+        with torch.autocast("cpu"):
+            return x @ x
+
+    compiled, before = torch.compile(call, backend="regraft"), torch.get_autocast_dtype("cpu")
+    try:
+        for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
+            torch.set_autocast_dtype("cpu", dtype)
+            assert compiled(torch.ones(4, 4)).dtype == dtype
+    finally:
+        torch.set_autocast_dtype("cpu", before)
