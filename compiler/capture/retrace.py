@@ -21,6 +21,7 @@ from .fast_paths import fast_path
 from .finish import finish
 from .flex import is_flex, not_spelled, recompute_scores, spelled_out, why_kept
 from .given_again import with_given_again
+from .made_of_numbers import as_made
 from .quantized import quantized
 from .screen import refused_call
 
@@ -184,7 +185,7 @@ class Retracer(fx.Interpreter):
             if of_layers is None or compat.autocast_on():
                 self._wrong = frozenset({"dtype"})
             return operators(*args, **kwargs)
-        target, args = with_message(target, args)
+        target, args = with_message(as_made(target), args)
         if isinstance(target, compat.HigherOrderOperator):
             return self._keep_operator(target, args, kwargs)
         if compat.is_data_call(target):

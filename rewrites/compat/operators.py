@@ -115,6 +115,8 @@ OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 # Methods of tensors as C++ defines them.
 TENSOR_METHODS = (type(torch._C.TensorBase.add), type(torch._C.TensorBase.__add__))
 NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+MADE_OF_NUMBERS = torch._refs.tensor
+"""As which Dynamo writes `torch.tensor` of numbers that change from call to call."""
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 COND = torch.ops.higher_order.cond
 CHECKPOINT_POLICY = "_checkpoint_context_fn"  # where the body of a selective one holds what decides about operators

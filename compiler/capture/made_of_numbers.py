@@ -1,0 +1,46 @@
+"""Tensors made of numbers that change from call to call: numbers beyond the dtype are infinite in them, as in eager.
+
+    torch.tensor(n)             ->    scalar_tensor(n, float64).to(float32)
+    torch.tensor([n, 1.0])      likewise for each
+    torch.tensor(1e39)          ->    scalar_tensor(inf), where a number that changed is compiled as a constant
+
+Torch traces such a number as `scalar_tensor(n)`, which eager refuses where the dtype does not hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...rewrites import compat
+
+
+def as_made(target: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that makes what a call of `target` makes in eager."""
+    return _tensor if target is compat.MADE_OF_NUMBERS else target
+
+
+def _tensor(data: Any, **kwargs: Any) -> Any:
+    numbers = compat.tree_leaves(data)
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    floats = any(isinstance(number, (float, torch.SymFloat)) for number in numbers)
+    others = any(isinstance(number, (complex, torch.Tensor)) for number in numbers)
+    if not floats or others or not dtype.is_floating_point or kwargs.get("pin_memory"):
+        return compat.MADE_OF_NUMBERS(data, **kwargs)
+    data = compat.tree_map(lambda number: _held(number, dtype), data)
+    if isinstance(data, torch.Tensor):
+        made = data.to(kwargs.get("device") or "cpu", dtype).detach()
+        return made.requires_grad_() if kwargs.get("requires_grad") else made
+    return compat.MADE_OF_NUMBERS(data, **{**kwargs, "dtype": dtype})
+
+
+def _held(number: Any, dtype: torch.dtype) -> Any:
+    """A number that `scalar_tensor` takes; one that changes as a tensor of the widest dtype."""
+    if isinstance(number, torch.SymFloat):
+        return torch.scalar_tensor(number, dtype=torch.float64)  # type: ignore[arg-type]
+    if not isinstance(number, float) or abs(number) <= torch.finfo(dtype).max:
+        return number
+    with compat.plain_eager():
+        return torch.tensor(number, dtype=dtype, device="cpu").item()

@@ -1,0 +1,24 @@
+"""Tensors of numbers that change from call to call: what the dtype does not hold is infinite, as in eager."""
+
+import pytest
+import torch
+
+import regraft
+
+MAKERS = {
+    "one": lambda x, n: x * torch.tensor(n), "list": lambda x, n: x[:2] * torch.tensor([n, 1.0]),
+    "half": lambda x, n: x + torch.tensor(n, dtype=torch.float16), "wide": lambda x, n: torch.tensor(n).double() * x,
+    "rows": lambda x, n: torch.tensor([[n], [2]], dtype=torch.bfloat16) + x,
+    "double": lambda x, n: x * torch.tensor(n, dtype=torch.float64), "whole": lambda x, n: torch.tensor(n).sqrt(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_as_eager(name):
+    torch.compiler.reset()
+    call, x = MAKERS[name], torch.linspace(-2, 3, 6)
+    compiled = torch.compile(call, backend="regraft")
+    with regraft.coverage() as found:
+        for n in (1.5, 0.1, 7e4, 1e39, -1e300, float("inf"), 2.5):
+            torch.testing.assert_close(compiled(x, n), call(x, n), rtol=0, atol=0, equal_nan=True)
+    assert not found.faults
