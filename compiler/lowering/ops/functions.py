@@ -9,7 +9,7 @@ import torch
 
 from ...ir.value import Value
 from ..arithmetic import minus, negated, op, over, plus, times, where
-from ..core import Lowering, Tensor, cast, const, lowers
+from ..core import Lowering, Tensor, Unlowered, cast, const, lowers
 from ..scalars import literal
 from .copies import copied
 from .elementwise import at_least, elementwise, promoted, rounded
@@ -111,7 +111,12 @@ def _angle(low: Lowering, x: Tensor) -> Tensor:
 
 @lowers("aten.ldexp")
 def _ldexp(low: Lowering, x: Any, exponent: Any) -> Tensor:
-    """``x * 2 ** exponent``, the power rounded to the exponent's own floating dtype first, as eager."""
+    """``x * 2 ** exponent``, the power rounded to the exponent's own floating dtype first, as eager.
+
+    Of floats by integers, newer versions of torch make no power, which may be infinite where the result is not.
+    """
     dtype = promoted([exponent])
+    if promoted([x]).is_floating_point and not (dtype.is_floating_point or dtype.is_complex):
+        raise Unlowered("arguments", "powers of two by integers, which eager may not make in float32")
     power = elementwise(low, [exponent], lambda e: rounded(op("pow", 2.0, e), dtype), "int_to_float")
     return elementwise(low, [x, power], times, opmath=True)

@@ -218,6 +218,15 @@ def test_other_functions():
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_powers_of_two_beyond_float32(dtype):
+    torch._dynamo.reset()
+    x, exponents = torch.tensor([1e-20, 1e-38, 3.0, -1.0], dtype=dtype), torch.tensor([130, 200, -140, 7])
+    compiled = torch.compile(lambda x, n: torch.ldexp(x, n) + 0, backend="regraft", options={"strict": True})
+    for given in (exponents, exponents.short(), exponents.float()):
+        torch.testing.assert_close(compiled(x, given), torch.ldexp(x, given) + 0, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("into", [*FLOATS, *INTEGERS, torch.bool], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool], ids=str)
 def test_casts(dtype, into):
