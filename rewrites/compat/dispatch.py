@@ -121,6 +121,7 @@ def guard_the_rest(program: fx.GraphModule) -> None:
     guard_forward_ad()
     guard_zeros()
     guard_autocast_dtypes(program)
+    guard_hooks_of_all_modules()
 
 
 def guard_forward_ad() -> None:
@@ -182,22 +183,36 @@ def has_negative_zeros(program: fx.GraphModule, inputs: Sequence[Any]) -> bool:
 
 def guard_autocast_dtypes(program: fx.GraphModule) -> None:
     """Have Dynamo compile anew where a program that enters autocast itself gets another dtype by default."""
-    context = torch._guards.TracingContext.try_get()
     entered = program.graph.find_nodes(op="call_function", target=torch.amp.autocast_mode._enter_autocast)
-    devices = {node.args[0] for node in entered if node.args}
-    if context is None or not devices:
+    devices = sorted({node.args[0] for node in entered if node.args})
+    if devices:
+        guard_equal(lambda: [torch.get_autocast_dtype(device) for device in devices], "the dtypes of autocast are")
+
+
+def guard_hooks_of_all_modules() -> None:
+    """Have Dynamo compile anew where hooks of all modules are registered or removed: it guards no hooks."""
+    from torch.nn.modules import module as modules
+
+    names = [name for name in vars(modules) if name.startswith("_global_") and name.endswith("_hooks")]
+    hooks = [known for name in names if isinstance(known := getattr(modules, name), dict)]
+    guard_equal(lambda: [list(known.values()) for known in hooks], "the hooks of all modules are")
+
+
+def guard_equal(read: Callable[[], Any], text: str) -> None:
+    """Have Dynamo compile anew where something global that `read` gives is not as now."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None:
         return
     from torch._dynamo.source import GlobalStateSource
 
-    known = {device: torch.get_autocast_dtype(device) for device in devices}
+    now = read()
 
     def add(builder: Any, guard: Any) -> None:  # noqa: ARG001
-        holds = lambda _: all(torch.get_autocast_dtype(device) == dtype for device, dtype in known.items())  # noqa: E731
-        parts, root = [f"the dtypes of autocast are {known}"], builder.guard_manager.root
+        root, parts = builder.guard_manager.root, [f"{text} {now}"]
         try:
-            root.add_lambda_guard(holds, parts, None)
+            root.add_lambda_guard(lambda _: read() == now, parts, None)
         except TypeError:  # torch 2.11
-            root.add_lambda_guard(holds, parts)
+            root.add_lambda_guard(lambda _: read() == now, parts)
 
     context.guards_context.dynamo_guards.add(torch._guards.Guard(GlobalStateSource(), add))
 

@@ -223,3 +223,24 @@ def test_tangents_are_eagers(first, training):
     with regraft.coverage() as found:
         torch.testing.assert_close(compiled(x), program(x))
     assert not found.fallbacks and len(found.graphs) == (not first)
+
+
+HOOKS = {
+    "forward": lambda: torch.nn.modules.module.register_module_forward_hook(lambda m, given, y: y * 2),
+    "before": lambda: torch.nn.modules.module.register_module_forward_pre_hook(lambda m, x: (x[0] + 1,)),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_of_all_modules_come_and_go(name):
+    """Dynamo guards no hooks."""
+    torch._dynamo.reset()
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()), torch.randn(2, 4)
+    compiled = torch.compile(lambda x: model(x), backend="regraft")  # an OptimizedModule would call them, too
+    for hooked in (False, True, False, True):
+        handle = HOOKS[name]() if hooked else None
+        try:
+            torch.testing.assert_close(compiled(x), model(x))
+        finally:
+            if handle is not None:
+                handle.remove()
