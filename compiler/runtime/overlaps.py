@@ -95,23 +95,30 @@ def _are_parts(written: Sequence[torch.Tensor], inputs: Sequence[Any], held: Seq
 def _meet(inputs: Sequence[torch.Tensor]) -> bool:
     """Whether two of these overlap."""
     if any(map(is_others_memory, inputs)):
-        return meet_at_addresses([x for x in inputs if x.numel()])
+        return _meet_at_addresses([x for x in inputs if x.numel()])
     keys = {storage_key(x) for x in inputs}
     return len(keys) < len(inputs) and bool(_shared(inputs))
 
 
-def meet_at_addresses(inputs: Sequence[torch.Tensor]) -> bool:
+def _meet_at_addresses(inputs: Sequence[torch.Tensor]) -> bool:
     """The same by their addresses: NumPy's arrays may overlap, too, each as a memory of its own."""
+    return ranges_meet([x.data_ptr() for x in inputs], map(extent, inputs))
+
+
+def ranges_meet(places: Iterable[int], sizes: Iterable[int]) -> bool:
+    """Whether two of these ranges have a part in common."""
     reached = 0
-    for begin, k in sorted((x.data_ptr(), k) for k, x in enumerate(inputs)):
-        if begin < reached:
+    for begin, size in sorted(zip(places, sizes, strict=True)):
+        if 0 < begin < reached and size:  # 0: no memory
             return True
-        reached = max(reached, begin + _extent(inputs[k]))
+        reached = max(reached, begin + size)
     return False
 
 
-def _extent(x: torch.Tensor) -> int:
-    """Bytes from the first element to the end of the last."""
+def extent(x: torch.Tensor) -> int:
+    """Bytes from the first element to the end of the last; 0 without elements."""
+    if not x.numel():
+        return 0
     if x.is_contiguous():
         return x.nbytes
     return (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))) * x.itemsize

@@ -21,7 +21,7 @@ from ...rewrites.compat.dynamo import alike, guard_alike
 from ...rewrites.record import GraphRecord
 from . import as_written
 from .graph_cache.key import written_by
-from .overlaps import meet_at_addresses
+from .overlaps import extent, ranges_meet
 
 
 def of_their_forms(
@@ -57,16 +57,22 @@ def of_their_forms(
 
 def _apart_from(held: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], bool]:
     """What says of tensors of known sizes whether they and these, while they live, overlap nowhere."""
-    seen_by, known = [weakref.ref(x) for x in {id(x): x for x in held}.values()], None
+    seen_by = [weakref.ref(x) for x in {id(x): x for x in held}.values()]
+    known: list[int] = []
+    sizes: list[int] = []
 
     def apart(given: Sequence[torch.Tensor]) -> bool:
-        nonlocal known
-        now = [x for x in (*(seen() for seen in seen_by), *given) if x is not None and type(x) in _WITH_ADDRESS]
+        nonlocal known, sizes
+        both = (*(seen() for seen in seen_by), *given)
+        now = [x for x in both if x is not None and type(x) in _WITH_ADDRESS]
         places = [x.data_ptr() for x in now]
         if places == known:
             return True
-        known = None if meet_at_addresses([x for x in now if x.data_ptr() and x.numel()]) else places
-        return known is not None
+        if len(sizes) != len(now):
+            sizes = [extent(x) for x in now]
+        meet = ranges_meet(places, sizes)
+        known = [] if meet else places
+        return not meet
 
     return apart
 
