@@ -9,6 +9,7 @@ in each call: with others, or where two of all these tensors overlap, the progra
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,38 +41,42 @@ def of_their_forms(
     found = (compat.attribute(program, str(node.target)) for node in program.graph.find_nodes(op="get_attr"))
     held = [x for x in found if isinstance(x, torch.Tensor)]
     guard_alike(held)
+    seen_by = [weakref.ref(x) for x in {id(x): x for x in held if type(x) in _WITH_ADDRESS}.values()]
     known = [k for k, x in enumerate(inputs) if isinstance(x, torch.Tensor) and not compat.has_symbols(x)]
     forms = [_form(inputs[k]) for k in known]
-    apart, same = _apart_from(held), None
+    checks: list[Callable[..., bool]] = []
 
     def holds(inputs: Sequence[Any]) -> bool:
-        nonlocal same
         given = [inputs[k] for k in known]
-        if same is None and [_form(x) for x in given] == forms:
-            same = alike(given)
-        return same is not None and same(*given) and apart(given)
+        if not checks and [_form(x) for x in given] == forms:
+            checks.extend((alike(given), _apart_from(seen_by, given)))
+        return bool(checks) and all(check(*given) for check in checks)
 
     why = "gradients lie otherwise than those that a step was compiled for, or share memory with weights or others"
     return as_written.where(holds, compiled, program, as_written.teller(record, "gradients-otherwise", why))
 
 
-def _apart_from(held: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], bool]:
-    """What says of tensors of known sizes whether they and these, while they live, overlap nowhere."""
-    seen_by = [weakref.ref(x) for x in {id(x): x for x in held}.values()]
+def _apart_from(held: Sequence[weakref.ref[torch.Tensor]], given: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """What says of tensors of known sizes whether they and these overlap nowhere; False once one of these is gone.
+
+    It takes time of the host in every step, so hundreds of addresses are compared with those before by functions in C.
+    """
+    pick = [k for k, x in enumerate(given) if type(x) in _WITH_ADDRESS]
     known: list[int] = []
     sizes: list[int] = []
 
-    def apart(given: Sequence[torch.Tensor]) -> bool:
-        nonlocal known, sizes
-        both = (*(seen() for seen in seen_by), *given)
-        now = [x for x in both if x is not None and type(x) in _WITH_ADDRESS]
-        places = [x.data_ptr() for x in now]
+    def apart(*given: torch.Tensor) -> bool:
+        now: list[Any] = [*map(operator.call, held), *map(given.__getitem__, pick)]
+        try:
+            places = list(map(torch.Tensor.data_ptr, now))
+        except TypeError:  # None in place of a tensor
+            return False
         if places == known:
             return True
-        if len(sizes) != len(now):
-            sizes = [extent(x) for x in now]
+        if not sizes:
+            sizes.extend(map(extent, now))
         meet = ranges_meet(places, sizes)
-        known = [] if meet else places
+        known[:] = [] if meet else places
         return not meet
 
     return apart

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import sys
 import weakref
@@ -253,8 +254,8 @@ def guard_alike(tensors: Sequence[torch.Tensor]) -> None:
         same, root = alike([x for seen in seen_by if (x := seen()) is not None]), builder.guard_manager.root
 
         def holds(_: Any) -> bool:
-            now = [x for seen in seen_by if (x := seen()) is not None]
-            return len(now) == len(seen_by) and same(*now) and all(now[a].grad is now[b].grad for a, b in one)
+            now: list[Any] = list(map(operator.call, seen_by))
+            return same(*now) and all(now[a].grad is now[b].grad for a, b in one)
 
         parts = [f"dtypes, sizes and strides of what the graph holds ({len(seen_by)}) are as they were"]
         try:
