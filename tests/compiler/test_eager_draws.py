@@ -78,7 +78,7 @@ def and_a_residual(q, k, v):
 PROGRAMS = {**ATTENTIONS, "with weights": with_weights, "and a residual": and_a_residual}
 
 
-@takes_turns("trains")
+@takes_turns("trains", "dtype")
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from support.thorough import takes_turns
 from torch import nn
 
 import regraft
@@ -58,6 +59,7 @@ def trained(name, change, compiled, gradient=lambda g, turn: g, sizes=(4, 3)):
     return found
 
 
+@takes_turns("name")
 @pytest.mark.parametrize("change", list(CHANGES))
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_what_a_step_writes_to_is_changed(name, change):
