@@ -57,9 +57,9 @@ def of_their_forms(
 
 
 def _apart_from(held: Sequence[weakref.ref[torch.Tensor]], given: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """What says of tensors of known sizes whether they and these overlap nowhere; False once one of these is gone.
+    """A check that tensors of known sizes overlap neither each other nor `held`; it fails once one of `held` is gone.
 
-    It takes time of the host in every step, so hundreds of addresses are compared with those before by functions in C.
+    The check takes time of the host in every step. Functions in C compare hundreds of addresses with those before.
     """
     pick = [k for k, x in enumerate(given) if type(x) in _WITH_ADDRESS]
     known: list[int] = []

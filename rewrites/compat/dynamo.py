@@ -226,9 +226,9 @@ def is_held(placeholder: fx.Node) -> bool:
 
 
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """What says of as many tensors whether they have the classes, dtypes, devices, sizes and strides of these.
+    """A check that as many tensors have the classes, dtypes, devices, sizes and strides of these.
 
-    Dynamo's own check, a tenth of a microsecond each; it also says no to one tensor given twice.
+    It is Dynamo's own, takes a tenth of a microsecond for each tensor, and also fails for one tensor given twice.
     """
     from torch._C._dynamo.guards import TensorGuards
 
