@@ -244,3 +244,43 @@ def test_hooks_of_all_modules_come_and_go(name):
         finally:
             if handle is not None:
                 handle.remove()
+
+
+def doubled(_, given, *others):
+    return tuple(x if x is None else x * 2 for x in given) if isinstance(given, tuple) else given * 2
+
+
+OF_ONE_MODULE = {
+    "forward": lambda m: m.register_forward_hook(lambda m, given, y: y * 2),
+    "before": lambda m: m.register_forward_pre_hook(doubled),
+    "backward": lambda m: m.register_full_backward_hook(doubled),
+    "before backward": lambda m: m.register_full_backward_pre_hook(doubled),
+}
+
+
+@one_row_in(2)
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("name", OF_ONE_MODULE)
+def test_hooks_of_a_module_come_and_go(name, whole):
+    """By default Dynamo does not look for hooks where there were none."""
+
+    def values(call, x):
+        x = x.clone().requires_grad_(whole or "backward" in name)
+        y = call(x)
+        return y.detach(), torch.autograd.grad(y.sum(), x) if x.requires_grad else None
+
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh())).requires_grad_(False)
+    x, other = torch.randn(2, 4), nn.Tanh()
+    with regraft.coverage() as found:
+        compiled = (
+            torch.compile(model, backend="regraft") if whole else torch.compile(lambda x: model(x), backend="regraft")
+        )
+        for hooked in (None, model[0], None, model[1][1], model[0], other, None):
+            handle = None if hooked is None else OF_ONE_MODULE[name](hooked)
+            if hooked is other:  # it is of the class of what it replaces
+                model[1][1] = other
+            torch.testing.assert_close(values(compiled, x), values(model, x))
+            if handle is not None:
+                handle.remove()
+    assert len(found.graphs) <= 4
