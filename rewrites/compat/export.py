@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .dispatch import no_dispatch_modes
 from .operators import OpOverload, packet_name
 
 _SCOPES = {"wrap_with_set_grad_enabled": 2, "wrap_with_autocast": 5}
@@ -307,6 +309,33 @@ def version() -> str:
 def uses_new_strings() -> bool:
     """Whether torch was built with the C++ library's new strings."""
     return bool(torch._C._GLIBCXX_USE_CXX11_ABI)
+
+
+def tensor_offset() -> int | None:
+    """The place of torch's tensor in the memory of a Python tensor, in bytes; None if it is not certain.
+
+    It is the one word that holds, in tensors of several classes and kinds, the address that torch gives.
+    """
+    if sys.implementation.name != "cpython":
+        return None
+    with no_dispatch_modes(), torch.enable_grad():
+        plain = torch.empty(2, 3, device="cpu")
+        leaf = torch.empty(2, device="cpu", requires_grad=True)
+        kinds: list[torch.Tensor] = [
+            plain, plain[0], torch.nn.Parameter(plain), torch.empty(3, device="meta"), leaf, leaf * 2,
+            plain.as_subclass(_SomeTensor), torch.eye(2, device="cpu").to_sparse(),
+        ]  # fmt: skip
+    step = ctypes.sizeof(ctypes.c_void_p)
+    found = [
+        offset
+        for offset in range(object.__basicsize__, torch.Tensor.__basicsize__ - step + 1, step)
+        if all(ctypes.c_void_p.from_address(id(given) + offset).value == given._cdata for given in kinds)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+class _SomeTensor(torch.Tensor):
+    pass
 
 
 def tree_flatten(tree: Any) -> tuple[list[Any], Any]:

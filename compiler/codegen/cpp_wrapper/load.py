@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.machinery
 import importlib.util
 import sysconfig
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ....rewrites import compat
 from ....rewrites.compat import export
 from ....rewrites.compat.logs import profiler_switches
 from ..cpp.compiler import LibrarySource, compile_all
-from ..cpp.errors import IndexOutOfRange
+from ..cpp.errors import CompileFailed, IndexOutOfRange
 from ..cpp.runtime import entry_points
 from .errors import NotInCppError
 from .graph import CppGraph
@@ -84,12 +88,20 @@ def runtime() -> Any:
         *_FLAGS, "-frtti", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={int(export.uses_new_strings())}", f"-I{python}",
         f"-I{torchs}", f"-I{torchs}/torch/csrc/api/include", f"-L{libraries}", "-ltorch_python", "-ltorch_cpu", "-lc10",
     )  # fmt: skip
-    ((_, source),) = compile_all([LibrarySource(head + RUNTIME, flags)])
-    path = str(source.with_suffix(".so"))
+    path = str(_compiled_runtime(LibrarySource(head + RUNTIME, flags)).with_suffix(".so"))
     loader = importlib.machinery.ExtensionFileLoader("regraft_graphs", path)
     spec = importlib.util.spec_from_file_location("regraft_graphs", path, loader=loader)
     assert spec is not None, path
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    module.setup(IndexOutOfRange, profiler_switches(), *entry_points())
+    module.setup(IndexOutOfRange, profiler_switches(), torch.Tensor, *entry_points())
     return module
+
+
+def _compiled_runtime(source: LibrarySource) -> Path:
+    """The path of the module's text, without torch's headers about Python if they are not needed."""
+    offset = export.tensor_offset()
+    if offset is not None:
+        with contextlib.suppress(CompileFailed):  # this torch lacks what the text declares of it
+            return compile_all([replace(source, flags=(*source.flags, f"-DTENSOR_AT={offset}"))])[0][1]
+    return compile_all([source])[0][1]

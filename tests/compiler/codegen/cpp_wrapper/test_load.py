@@ -6,6 +6,7 @@ import json
 import textwrap
 import threading
 import traceback
+import warnings
 import weakref
 
 import pytest
@@ -266,3 +267,33 @@ def test_the_reason_names_what_it_is_about():
     reason = NotInCppError("device", "is on cuda:0", node).reason
     assert reason.code == "python-device" and reason.nodes == (node,)
     assert reason.message == "the graph is called from Python: aten.mm.default is on cuda:0"
+
+
+@pytest.fixture
+def every_warning():
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
+
+
+def test_warnings_of_operators_are_pythons(every_warning, monkeypatch):
+    call = compiled(lambda x, y: looks(torch.searchsorted(x, y) + y.sum()))
+    x, y = torch.arange(12.0).view(4, 3).t(), torch.ones(3, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert_equal([call(x, y)], [(torch.searchsorted(x.contiguous(), y) + y.sum()) * 2])
+        caught.clear()
+        call(x, y)
+        with pytest.raises(KeyError):
+            call(x, -10 * y)
+    assert [w.category for w in caught if "non-contiguous" in str(w.message)] == [UserWarning] * 2
+    unraisable = []
+    monkeypatch.setattr("sys.unraisablehook", unraisable.append)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="non-contiguous"):
+            call(x, y)
+        with pytest.raises(KeyError):  # the warning after the error
+            call(x, -10 * y)
+    assert [u.exc_type for u in unraisable] == [UserWarning]
