@@ -17,6 +17,7 @@ from regraft.compiler.runtime.cudagraphs import (
     memory as cudagraph_memory,
 )
 from regraft.compiler.runtime.cudagraphs.capture import GIVEN
+from regraft.compiler.runtime.cudagraphs.device import Recording
 from regraft.compiler.runtime.cudagraphs.graphs import CudaGraphs
 from regraft.rewrites import compat
 
@@ -37,8 +38,8 @@ def poison(x):
 class Recorded:
     """Replays by calling again, results written to the same memory."""
 
-    def __init__(self, call, given, results, device):
-        self.call, self.given, self.device = call, list(map(at_address, given)), device
+    def __init__(self, call, given, results, device, own):
+        self.call, self.given, self.device, self.own = call, list(map(at_address, given)), device, own
         inputs = {id(x) for x in given if isinstance(x, torch.Tensor) and x.data_ptr() in device.written}
         self.results = [at_address(x) if id(x) in inputs else x for x in results]
         device.written |= {x.data_ptr() for x in results if isinstance(x, torch.Tensor)}
@@ -52,6 +53,10 @@ class Recorded:
                     kept.copy_(new)
             for x in self.given:  # what a forward kept has been let go
                 if isinstance(x, torch.Tensor) and x.data_ptr() in self.device.lent - made:
+                    poison(x)
+            seen = {x.untyped_storage().data_ptr() for x in self.results if isinstance(x, torch.Tensor)}
+            for x in self.own:  # written over once it has been read
+                if x.data_ptr() not in seen:
                     poison(x)
 
 
@@ -83,9 +88,12 @@ class FakeDevice:
         self.pools += 1
         return f"pool {self.pools}"
 
-    def capture(self, call, given, pool, device):
+    def capture(self, call, given, pool, device, moving):
         if self.broken:
             raise RuntimeError("operation not permitted when stream is capturing")
+        own = {k: cudagraph_memory.same_memory(x) for k, x in moving.items()}
+        for k in own:
+            given[k] = own[k]
         given, taken = list(given), given
         results = call(taken)
         assert taken == []
@@ -96,7 +104,8 @@ class FakeDevice:
                     poison(x)
         self.captures.append(pool)
         self.read.append([x.data_ptr() for x in given if isinstance(x, torch.Tensor)])
-        return Recorded(call, given, results, self), results
+        alive = {k: x for k, x in own.items() if any(x is result for result in results)}
+        return Recording(Recorded(call, given, results, self, list(own.values())), results, own, alive)
 
 
 class Graph:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ....rewrites.compat import memory as torch_memory
+from .device import Recording
 from .liveness import Checks, Users
 from .memory import CHAINED, LARGE, Given, flat, in_memory_of, memory, same_memory, size_of
 from .pool import MemoryPool
@@ -39,32 +40,31 @@ class Capture:
     `kept` is what a forward keeps for its backward; `home` is the pool of the forward that a backward belongs to.
 
     Args:
-        graph: the recording.
+        recording: the launches, and the memory of the inputs that are not read where they are.
         pool: where it allocates.
         read: inputs that are read where they are.
-        buffers: memory for the others that are tensors, by position.
-        given: the inputs, as they were in the capture.
-        results: what the capture gave.
+        given: the inputs; those that are results as well are the recording's.
+        results: what the capture gave, with what the pool keeps borrowed.
         returned: how many of them go to the program, in a forward; None for all, in other graphs.
         copies: whether a result that goes to the program is to be copied out.
     """
 
     def __init__(
         self,
-        graph: Any,
+        recording: Recording,
         pool: MemoryPool,
         read: Read,
-        buffers: dict[int, torch.Tensor],
         given: Sequence[Any],
         results: Sequence[Any],
         returned: int | None,
         copies: Callable[[torch.Tensor], bool],
     ) -> None:
         self.stream, self.pool, self.home = 0, pool, pool
+        buffers = recording.buffers
         # In a backward an address is not all that is known of a parameter.
         varying = (*buffers, *read.chained, *(k for k in read.addresses if read.kept and k not in read.kept))
         self._checks = Checks(given, read.all, varying)
-        self._graph, self._buffers = graph, list(buffers)
+        self._graph, self._buffers = recording.graph, list(buffers)
         self._targets = [flat(buffer) for buffer in buffers.values()]
         places = {id(x): k for k, x in enumerate(given) if isinstance(x, torch.Tensor) and k not in read.kept}
         inputs = [places.get(id(result)) for result in results]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
+import weakref
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,6 +14,24 @@ from ....rewrites import compat
 from ....rewrites.compat import memory
 from ..calls import Boxed
 from ..gc_pause import uncollected
+from .memory import same_memory
+
+
+class Recording(NamedTuple):
+    """What a capture recorded.
+
+    Args:
+        graph: the launches, to be replayed.
+        results: what the call gave.
+        buffers: the memory from which a replay reads the inputs that move, by position; it is not kept alive, since
+            later launches of the recording may write over what has been read.
+        inputs: those of these inputs that are results as well.
+    """
+
+    graph: Any
+    results: Any
+    buffers: dict[int, torch.Tensor]
+    inputs: dict[int, torch.Tensor]
 
 
 class Device:
@@ -41,10 +61,20 @@ class Device:
         """The same memory as a tensor that does not keep it."""
         return memory.borrowed(x)
 
-    def capture(self, call: Boxed, given: list[Any], pool: Any, device: torch.device) -> tuple[Any, Any]:
-        """Record what `call` launches on these inputs, without running it: the recording, and what `call` gave.
+    def capture(
+        self, call: Boxed, given: list[Any], pool: Any, device: torch.device, moving: Mapping[int, torch.Tensor]
+    ) -> Recording:
+        """Record what `call` launches on these inputs, without running it.
 
         Empties the list: memory that it alone holds is free for the rest of the capture once it has been read.
+
+        Args:
+            call: what is recorded.
+            given: its inputs.
+            pool: where it allocates.
+            device: the GPU.
+            moving: inputs that lie elsewhere in each call, by position; the capture reads them from memory of the pool,
+                laid out as they are.
 
         Raises:
             Exception: what was called cannot be recorded; nothing has run.
@@ -58,7 +88,8 @@ class Device:
         with torch.cuda.device(device), torch.cuda.stream(side), uncollected():
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                result = call(given)
+                buffers, read = self.own_memory(given, moving)
+                results = call(given)
             except BaseException:
                 with contextlib.suppress(Exception):
                     graph.capture_end()
@@ -66,7 +97,18 @@ class Device:
             graph.capture_end()
         current.wait_stream(side)
         memory.clear_cublas_workspaces()
-        return graph, result
+        alive = {k: x for k, reference in read.items() if (x := reference()) is not None}
+        return Recording(graph, results, buffers, alive)
+
+    def own_memory(
+        self, given: list[Any], moving: Mapping[int, torch.Tensor]
+    ) -> tuple[dict[int, torch.Tensor], dict[int, weakref.ref[torch.Tensor]]]:
+        """Put memory of the pool in the place of inputs that move, kept alive by the list alone."""
+        made = {k: same_memory(x) for k, x in moving.items()}
+        for k, x in made.items():
+            given[k] = x
+        buffers = {k: self.borrowed(x) if x.numel() else x for k, x in made.items()}
+        return buffers, {k: weakref.ref(x) for k, x in made.items()}
 
 
 @functools.cache

@@ -6,9 +6,9 @@
 
 Parameters and buffers (and what a forward kept for its backward) are read where they are: they are known by address,
 and each set of addresses has captures of its own (`places`): one graph may be that of every layer.
-All other inputs are copied into memory that the capture reads, small ones in one launch; but results of other captures,
-which lie at the same place in every step, are read there, and large results of other graphs once they have been seen
-there twice.
+All other inputs are copied into memory that the capture reads, and later writes over, small ones in one launch; but
+results of other captures, which lie at the same place in every step, are read there, and large results of other graphs
+once they have been seen there twice.
 
 Results are safe: no later call changes what the program still holds. Large results, gradients and what a forward keeps
 for its backward are given out as they are, in the capture's memory, and as long as any of it lives, that capture is not
@@ -39,7 +39,7 @@ from ....rewrites.reason import Reason
 from ..calls import Boxed
 from .capture import GIVEN, Capture, Read, looks_at
 from .device import Device
-from .memory import GIVEN_OUT, layout, lies_in, memory, same_memory, size_of, within
+from .memory import GIVEN_OUT, layout, lies_in, memory, size_of, within
 from .places import CapturesByAddress
 from .pool import MemoryPool
 
@@ -297,12 +297,12 @@ class _Graphed:
         moving = {k: x for k, x in enumerate(args) if isinstance(x, torch.Tensor) and k not in read.all}
         try:
             with torch.inference_mode(False), torch.no_grad():  # results may be used in another mode later
-                buffers = {k: same_memory(x) for k, x in moving.items()}
-                given = [buffers.get(k, x) for k, x in enumerate(args)]
+                staying: list[Any] = [None if k in moving else x for k, x in enumerate(args)]
                 written = gpu.unused(pool.handle) if self._static is not None else []
-                taken = pool.take(given) if read.kept else list(given)
+                taken = pool.take(staying) if read.kept else staying
                 kept = [storage_reference(taken[k]) for k in read.kept]
-                graph, results = gpu.capture(self._call, taken, pool.handle, device)
+                recording = gpu.capture(self._call, taken, pool.handle, device, moving)
+                results, given = recording.results, [recording.inputs.get(k, x) for k, x in enumerate(args)]
                 looked_at = within(results, {reference.cdata for reference in kept})
                 chains = looks_at(results, [args[k] for k in read.chained])  # it would keep them alive, at their place
                 if self._returned is not None and not chains:
@@ -318,7 +318,7 @@ class _Graphed:
         def copies(x: torch.Tensor) -> bool:
             return size_of(x) <= limit or lies_in(x, written) or memory(x) in looked_at
 
-        capture = Capture(graph, pool, read, buffers, given, results, self._returned, copies)
+        capture = Capture(recording, pool, read, given, results, self._returned, copies)
         if self._returned is not None:
             self._owner.pools.update((x.data_ptr(), pool) for x in capture.kept if size_of(x))
             self._owner.steady.update(read.addresses.values())

@@ -14,6 +14,7 @@ from regraft.compiler.runtime.cudagraphs import capture as cudagraph_capture
 from regraft.compiler.runtime.cudagraphs import graphs as cudagraphs
 from regraft.compiler.runtime.cudagraphs import memory as cudagraph_memory
 from regraft.compiler.runtime.cudagraphs.capture import GIVEN, Capture
+from regraft.compiler.runtime.cudagraphs.device import Device
 from regraft.compiler.runtime.cudagraphs.graphs import SLOTS
 from regraft.rewrites.compat import memory as torch_memory
 
@@ -58,6 +59,28 @@ def test_results_are_never_overwritten(device, small):
         torch.testing.assert_close(a, x + 1)
         torch.testing.assert_close(b, x.t() * 2)
         assert b.stride() == (x.t() * 2).stride()
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: (x + 1,), lambda x: (x, x + 1), lambda x: (x.view(3, 2), x + 1), lambda x: (x + 1, x[:1], x)]
+)
+def test_memory_that_inputs_are_copied_into(device, small, function):
+    """It is written over after a call (by the device of these tests), unless results lie there."""
+    run = graphs(device).inference(Graph(function), frozenset())
+    inputs = [torch.randn(2, 3) for _ in range(5)]
+    results = [run([x]) for x in inputs]
+    for x, found in zip(inputs, results, strict=True):
+        for a, b in zip(found, function(x), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_only_the_call_keeps_the_memory_that_inputs_are_copied_into():
+    given, x = [None, torch.ones(1)], torch.zeros(2, 3).t()
+    buffers, read = Device().own_memory(given, {0: x})
+    assert buffers[0].data_ptr() == given[0].data_ptr() != x.data_ptr() and buffers[0].stride() == x.stride()
+    assert read[0]() is given[0]
+    given.clear()
+    assert read[0]() is None
 
 
 def test_large_results_are_given_out_in_turns(device, monkeypatch):

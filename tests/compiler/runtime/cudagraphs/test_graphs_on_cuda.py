@@ -66,6 +66,20 @@ def test_results_of_one_size_outlive_replays_of_another():
             torch.testing.assert_close(held, wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_memory_of_inputs_is_written_over_and_not_kept():
+    w, before = matrix(), torch.cuda.memory_allocated()
+    runs = [replayed(lambda x, y, w, k=k: (wide(x, w) * k + y).mean(0)) for k in range(3)]
+    with torch.no_grad():
+        for _ in range(4):
+            held = []
+            for k, run in enumerate(runs):
+                x, y = matrix(), matrix()
+                held.append((run(x, y, w), (wide(x, w) * k + y).mean(0)))
+            check(held)
+    del x, y, held
+    assert torch.cuda.memory_allocated() < before + w.nbytes / 2
+
+
 def loss_of(x, w, v):
     return ((x @ w).relu() @ v).square().mean(-1).sin().mean()
 
