@@ -26,7 +26,7 @@ from regraft.compiler.aot.program import export_model, program_of
 from regraft.compiler.aot.ranges import tightened
 from regraft.compiler.aot.runtime_source import ARTIFACT, ENTRY, HELPERS
 from regraft.compiler.codegen.cpp import can_build, compiler
-from regraft.compiler.codegen.cpp_wrapper import runtime_source as cpp_wrapper
+from regraft.compiler.codegen.cpp_wrapper import runtime_python
 from regraft.compiler.codegen.cpp_wrapper.emit import CppFunction
 from regraft.compiler.codegen.cpp_wrapper.tables import Tables
 from regraft.compiler.codegen.wrapper.memory_plan import plan_memory
@@ -384,7 +384,7 @@ def test_messages_where_a_compiler_links_its_library_statically(tmp_path, monkey
         loaded(torch.randn(3, 4).double())
 
 
-@pytest.mark.parametrize("source", [HELPERS, ENTRY, cpp_wrapper._PYTHON], ids=["helpers", "entry", "wrapper"])
+@pytest.mark.parametrize("source", [HELPERS, ENTRY, runtime_python.PYTHON], ids=["helpers", "entry", "wrapper"])
 def test_messages_are_joined_without_streams(source):
     """torch joins several parts of a message by a stream."""
     for call in re.finditer(r"TORCH_CHECK\w*(?=\()", source):
