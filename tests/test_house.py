@@ -253,6 +253,15 @@ def test_values_are_those_of_the_sources():
     assert not wrong, "(listed, in the source): a changed value needs a new day, and a new measurement or 'estimate'"
 
 
+def test_entries_of_the_changelog_are_whole():
+    """Git joins what branches add to it without asking (`.gitattributes`)."""
+    lines = (ROOT / "CHANGELOG.md").read_text().split("\n")
+    assert not [line for line in lines if line and not re.match(r"#{1,3} \S|( {2})*- \S|( {2})+\S", line)]
+    entries = [text.strip() for text in re.split(r"\n(?=- |#|\n)", "\n".join(lines))]
+    assert not [text for text, count in Counter(entries).items() if count > 1 and text]
+    assert not [text for text in entries if text.startswith("- ") and not text.endswith((".", ":", ")", "`", "|"))]
+
+
 def test_rows_are_whole():
     for key, (_, what, device, since, basis) in choices():
         assert what and device in ("any", "CPU", "GPU", "A100", "H100", "H200"), key
