@@ -3,23 +3,47 @@
     torch.tensor(n)             ->    scalar_tensor(n, float64).to(float32)
     torch.tensor([n, 1.0])      likewise for each
     torch.tensor(1e39)          ->    scalar_tensor(inf), where a number that changed is compiled as a constant
+    torch.as_tensor(n)          ->    torch.tensor(n), and `asarray`, `FloatTensor` and its like
 
-Torch traces such a number as `scalar_tensor(n)`, which eager refuses where the dtype does not hold it.
+Torch traces such a number as `scalar_tensor(n)`, which eager refuses where the dtype does not hold it. Tracing
+`torch.as_tensor` makes a constant of it, of 32 bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from ...rewrites import compat
+from ...rewrites.symbolic import SYMBOLIC
 
 
 def as_made(target: Callable[..., Any]) -> Callable[..., Any]:
     """The function that makes what a call of `target` makes in eager."""
+    if target in (torch.as_tensor, torch.asarray):
+        return partial(_where_symbolic, target)
+    if isinstance(target, type(torch.FloatTensor)) and target.is_cuda is False:
+        return partial(_of_type, target)
     return _tensor if target is compat.MADE_OF_NUMBERS else target
+
+
+def _where_symbolic(make: Callable[..., Any], data: Any, **kwargs: Any) -> Any:
+    if not any(isinstance(number, SYMBOLIC) for number in compat.tree_leaves(data)):
+        return make(data, **kwargs)
+    kwargs.pop("copy", None)
+    return _tensor(data, **kwargs)
+
+
+def _of_type(make: Any, *args: Any, **kwargs: Any) -> Any:
+    of_numbers = len(args) == 1 and isinstance(args[0], (list, tuple)) and not kwargs
+    return (
+        _where_symbolic(lambda *_, **__: make(*args), args[0], dtype=make.dtype)
+        if of_numbers
+        else make(*args, **kwargs)
+    )
 
 
 def _tensor(data: Any, **kwargs: Any) -> Any:
