@@ -1,4 +1,4 @@
-"""What a call of an artifact costs beside the work: regraft's, AOTInductor's and eager's, taking turns.
+"""The overhead of a call of an artifact: regraft's, AOTInductor's and eager's, taking turns.
 
 python benchmarks/aot.py --calls 2000        a linear layer of a few numbers: all that is left is overhead
 python benchmarks/aot.py --wrappers          tiny models by `torch.compile`, through wrappers in Python and in C++
@@ -24,7 +24,7 @@ TURNS = 40  # of tiny models, a few calls each: the least of them is shown, sinc
 
 
 def microseconds(call: Callable[[], Any], calls: int) -> float:
-    """Of one call, over so many."""
+    """The mean time of one of so many calls."""
     start = time.perf_counter()
     for _ in range(calls):
         call()

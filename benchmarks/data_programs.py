@@ -1,4 +1,4 @@
-"""What models do to data between their layers: the other half of what `operators.py --table models` runs."""
+"""Operations on data between the layers of models: the other half of the programs of `operators.py --table models`."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ TOLERANCE = 1e-4
 
 @dataclass
 class Run:
-    """What came of one model; `traced` is how often torch traces it with backend "eager"."""
+    """The result for one model; `traced` is how often torch traces it with backend "eager"."""
 
     name: str
     shapes: int = 0

@@ -69,7 +69,7 @@ def _declare(i: int, function: Callable[..., torch.Tensor]) -> Rule:
 
 
 def match_all(rules: list[Rule], graph: fx.Graph) -> int:
-    """What one sweep of the driver asks of the matcher; how many matches there are."""
+    """One sweep of the driver's questions to the matcher; the number of matches."""
     index = RuleIndex(rules, graph)
     return sum(1 for node in graph.nodes for rule in index.candidates(node) for _ in Matcher(rule).match(node))
 

@@ -232,7 +232,7 @@ def merged(files: list[str]) -> list[dict[str, Any]]:
 
 
 def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is committed: counts by way and outcome, all that is not right, the calls kept and why."""
+    """The summary that is committed: counts by way and outcome, all that is not right, the calls kept and why."""
     ways: dict[str, Counter[str]] = defaultdict(Counter)
     kept: dict[str, dict[str, Any]] = {}
     skipped: dict[str, set[str]] = defaultdict(set)

@@ -40,7 +40,7 @@ def calls(op: Any, samples: int) -> Iterator[tuple[str, Any, Any, Any]]:
 
 
 def outcomes(only: str, samples: int) -> Iterator[Outcome]:
-    """What becomes of each."""
+    """The outcome of each program."""
     for name, op in operators().items():
         if not re.fullmatch(only, name):
             continue

@@ -41,7 +41,7 @@ _FRAME = re.compile(r"#\d+ 0x[0-9a-f]+ (?:in )?(k[0-9a-f]{16}[^\n]*|[^\n]*\.cpp:
 
 
 def environment(folder: Path, compiler: str) -> dict[str, str]:
-    """What a process needs for sanitized kernels, which are kept in `folder`.
+    """The variables that a process needs for sanitized kernels, which are kept in `folder`.
 
     Raises:
         FileNotFoundError: the compiler has no AddressSanitizer.
@@ -71,7 +71,7 @@ def _library(compiler: str, name: str) -> str:
 
 
 def findings(folder: Path) -> Counter[str]:
-    """What the sanitizers wrote: the kind of each finding and the kernel's line, and how often."""
+    """The findings of the sanitizers: the kind of each and the kernel's line, and how often."""
     return Counter(found for log in sorted(folder.glob("found*")) for found in _found(log.read_text(errors="replace")))
 
 

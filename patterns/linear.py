@@ -90,7 +90,7 @@ def overlaps(weight: Any) -> bool:
 
 
 def onednn_packed_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """As oneDNN, with a weight that is known at compile time."""
+    """Whether oneDNN applies, with a weight that is known at compile time."""
     return only_frozen(match.operands["weight"]) or onednn_applies(match, policy)
 
 

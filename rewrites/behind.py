@@ -25,7 +25,7 @@ _CHAIN = 3  # views, one upon the other, that near misses look through
 
 
 def behind(value: Any) -> Any:
-    """What a value is a view of; itself where it is no view."""
+    """The value that another is a view of; itself where it is no view."""
     for _ in range(_CHAIN):
         if op_name(value) not in VIEWED:
             break
@@ -84,7 +84,7 @@ def _order_found(view: fx.Node) -> Any:
 
 
 def _moved(orders: Sequence[Any], dim: Any, node: fx.Node) -> int | None:
-    """Where a dim comes to lie by at most one permutation; None where that is not known."""
+    """The position of a dim after at most one permutation; None where that is not known."""
     size = rank(node) if is_tensor(node) else 0
     if type(dim) is not int or not size or len(orders) > 1:
         return None

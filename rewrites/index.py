@@ -1,4 +1,4 @@
-"""Which rules may match where: rules by root operator, and early rejection by the operators of a graph."""
+"""The rules that may match at a node: by root operator, with early rejection by the operators of a graph."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _Ways = tuple[tuple[int, frozenset[str]], ...]
 
 
 def _ways(term: object, op: str) -> _Ways:
-    """Where matching goes on from the root `op`: a position and the operators it must have; empty where anything goes.
+    """The ways on from the root `op`: a position and the operators it must have; empty where anything goes.
 
     One way for each alternative, and for each order of operands where the root commutes. Views may be between. What
     this rejects would have failed right after the root, so that no near miss of two operators is lost.

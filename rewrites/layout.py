@@ -235,7 +235,7 @@ class _Old:
         return view
 
     def _viewed(self, node: fx.Node, like: Any) -> fx.Node | None:
-        """What `node` is a view of, where a copy would not do: its memory is not dense, or not its own alone."""
+        """The value that `node` is a view of, where a copy would not do: its memory is not dense, or is shared."""
         if isinstance(like, torch.Tensor) and _is_dense(like) and not _memory(node) & self.shared:
             return None
         source = node.args[0] if node.args else None

@@ -283,7 +283,7 @@ def _same_operand(a: Any, b: Any) -> bool:
 
 
 def _wanted(term: Variable) -> str:
-    """What a variable binds, in words."""
+    """The values that a variable binds, in words."""
     if not term.number:
         return "a tensor"
     return " or ".join(["a number", *sorted(f"a {kind.__name__}" for kind in term.kinds)])

@@ -51,7 +51,7 @@ class Term:
         return lambda *args, **kwargs: call(name, self, *_listed(name, args), **kwargs)
 
     def _parts(self) -> list[Any]:
-        """What it is directly made of."""
+        """The terms that it is directly made of."""
         return []
 
     def transpose(self, dim0: int, dim1: int) -> Term:

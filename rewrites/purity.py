@@ -1,4 +1,4 @@
-"""What a call does besides giving results, and what may be done with it: for rules, capture, passes and lowering.
+"""The effects of a call besides giving results, and what they allow: for rules, capture, passes and lowering.
 
     aten.add_(%x, 1)                    writes to %x
     aten.dropout(%x, 0.5, True)         draws random numbers
@@ -56,7 +56,7 @@ _BY_ARGUMENTS = _HIDDEN_WRITES.keys() | {"aten.dropout", "aten.native_dropout", 
 
 
 class Effect(Flag):
-    """What a call does besides giving results."""
+    """An effect of a call besides giving results."""
 
     WRITES = auto()  # to an argument, or to running statistics
     DRAWS = auto()  # from the random stream
@@ -80,7 +80,7 @@ class PureCall:
 
 
 def effects_of(node: fx.Node) -> Effect:
-    """What a node does besides giving its value."""
+    """The effects of a node besides giving its value."""
     if node.op != "call_function":
         return _NOTHING if node.op == "get_attr" else Effect.UNKNOWN
     target = node.target

@@ -163,7 +163,7 @@ def _is(value: Any, default: Any) -> bool:
 
 
 def differences(a: Reading, b: Reading, given: tuple[Any, Any]) -> list[tuple[Place, Any, Any]] | None:
-    """Where two readings have different constants; None where they differ in more than that.
+    """The places at which two readings have different constants; None where they differ in more than that.
 
     Lists that are the given values themselves are one constant.
     """

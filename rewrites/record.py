@@ -166,7 +166,7 @@ class Fallback:
 
     @property
     def culprit(self) -> str:
-        """What is at fault: regraft, or the rule that failed."""
+        """The culprit: regraft, or the rule that failed."""
         return f"rule {self.rule}" if self.rule else "regraft"
 
     @classmethod

@@ -127,7 +127,7 @@ class Normalizer:
             self.substitute(node, new)
 
     def _respelled(self, node: fx.Node) -> tuple[str, fx.Node]:
-        """What the first step that applies puts in place of `node`, and its name; `node` where none does.
+        """The replacement of `node` by the first step that applies, and its name; `node` where none does.
 
         Calls that write (`torch.mul(x, x, out=y)`) keep their spelling: the dtype is that of what they write to.
         """
@@ -163,7 +163,7 @@ def _renames_sizes(old: fx.Node, new: fx.Node) -> bool:
 
 
 def _environment(graph: fx.Graph) -> Any:
-    """Where what is known of symbolic sizes stands; None where there are none."""
+    """The environment of symbolic sizes; None where there are none."""
     modes = (getattr(val(node), "fake_mode", None) for node in graph.nodes)
     return next((mode.shape_env for mode in modes if mode is not None), None)
 

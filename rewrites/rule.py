@@ -192,7 +192,7 @@ class Rule:
 
     @cached_property
     def _sizes_met(self) -> dict[frozenset[int], int]:
-        """What `needed_size` said of calls that were met."""
+        """The answers of `needed_size` for calls that were met."""
         return {}
 
     @cached_property

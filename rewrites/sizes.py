@@ -190,7 +190,7 @@ def _numbers(node: fx.Node) -> Iterator[tuple[torch.SymInt, Any, int]]:
 
 
 def _parts(expr: sympy.Basic) -> list[sympy.Basic]:
-    """What an expression is computed from; of a choice, what it chooses from and by, in pairs laid flat."""
+    """The operands of an expression; of a choice, what it chooses from and by, in pairs laid flat."""
     if isinstance(expr, sympy.Piecewise):
         return [part for pair in expr.args for part in pair.args]
     return list(expr.args)

@@ -168,7 +168,7 @@ def _last_allowed(kind: str) -> Step | None:
 
 
 def _contents(graph: fx.Graph) -> dict[str, str]:
-    """What each node is, by its name."""
+    """Each node as text, by its name."""
     return {n.name: f"{n.target} {n.args} {n.kwargs}" for n in graph.nodes}
 
 

@@ -77,7 +77,7 @@ def read_sizes_early(graph: fx.Graph) -> None:
 
 
 def _contexts(tracer: Any, level: Level) -> list[AbstractContextManager[Any]]:
-    """What to trace in."""
+    """The contexts to trace in."""
     mode = ProxyTorchDispatchMode(tracer, "real", pre_dispatch=level == "above autograd")
     mode.pre_dispatch = level != "decomposed"  # or it would decompose what autograd has not
     common = [TorchFunctionMetadataMode(tracer), mode, disable_autocast_cache()]

@@ -1,4 +1,4 @@
-"""Which sizes an artifact serves: what was assumed of each while compiling, told as one range where it is one.
+"""The sizes that an artifact serves: the assumptions on each while compiling, as one range where they are one.
 
 s from 0     s == Min(512, s)        ->    s from 1 to 512
              attention over s keys

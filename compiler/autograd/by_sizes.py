@@ -36,7 +36,7 @@ class BySizes:
         self._known: dict[tuple[Any, ...], _Program] = {}
 
     def __call__(self, *inputs: Any) -> Any:
-        """What the program gives for these inputs."""
+        """The results of the program for these inputs."""
         return self._of(inputs)(*inputs)
 
     def _of(self, inputs: Sequence[Any]) -> _Program:

@@ -106,7 +106,7 @@ def _lerp(x: Any, end: Any, weight: Any) -> Any:
 
 
 def _fma(a: Any, b: Any, c: Any) -> Any:
-    """As which tracing writes `addcdiv` out."""
+    """A product with a number that changes, plus `c`: tracing writes `addcdiv` out as this."""
     if not any(isinstance(number, torch.SymFloat) for number in (a, b)):
         return NotImplemented
     x, factor = (b, a) if isinstance(a, torch.SymFloat) else (a, b)

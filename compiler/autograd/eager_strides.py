@@ -251,7 +251,7 @@ def _prefers_channels_last(layout: ExampleLayout) -> bool:
 
 
 def iterated(operands: Sequence[ExampleLayout], result: ExampleLayout) -> Decision:
-    """What torch's iterator over elements allocates, in C++ (`TensorIteratorBase`), for operands that are broadcast.
+    """The strides that torch's iterator over elements (`TensorIteratorBase`) gives a result of broadcast operands.
 
     Dims go from the smallest stride to the largest, the first operand with an opinion deciding on each pair.
     """

@@ -35,7 +35,7 @@ def mark_recomputed(node: fx.Node, recomputed: bool) -> None:
 
 
 def readers(value: fx.Node) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
-    """What reads a value or a view of all of it, each with the views in between; other names of it count as views."""
+    """The readers of a value or of a view of all of it, each with the views in between; other names count as views."""
     for user in list(value.users):
         if op_name(user) in WHOLE_VIEWS | ALIASES:
             yield from ((reader, (user, *views)) for reader, views in readers(user))

@@ -1,4 +1,4 @@
-"""Where views of inputs begin that a program returns after it has written to them.
+"""The offsets of views of inputs that a program returns after it has written to them.
 
 AOTAutograd gives a program views of its own inputs, and takes their sizes, strides and first element from what the
 graph returns in their place. What a graph makes of an input that it writes to lies in memory of its own, which begins

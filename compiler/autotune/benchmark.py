@@ -265,7 +265,7 @@ def _is_apart(name: str, samples: Mapping[str, list[float]]) -> bool:
 
 
 def _middle_half(runs: list[float]) -> tuple[float, float]:
-    """Where the middle half of some times begins and ends; of few, all of them."""
+    """The start and end of the middle half of some times; of few, all of them."""
     if len(runs) < APART_RUNS:
         return min(runs), max(runs)
     low, _, high = statistics.quantiles(runs, n=4, method="inclusive")

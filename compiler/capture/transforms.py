@@ -72,7 +72,7 @@ def without_transforms(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _attributes(gm: fx.GraphModule, graph: fx.Graph) -> dict[str, Any]:
-    """What a graph reads of the program that it comes from; constants of transforms are not part of the program."""
+    """The attributes of the program that its graph reads; constants of transforms are not part of the program."""
     named = [str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")]
     return {name: attrgetter(name)(gm) for name in named if not name.startswith(_CONSTANT)}
 

@@ -1,4 +1,4 @@
-"""Where compiled code is kept, for every target: ``<cache>/code`` for C++, ``<cache>/triton`` for Triton.
+"""The folders of compiled code, for every target: ``<cache>/code`` for C++, ``<cache>/triton`` for Triton.
 
 Only where nobody else may write: what is there will be loaded. Otherwise, and where the disk is full, code lasts as
 long as the process.

@@ -187,7 +187,7 @@ def _check(program: Program, plan: Schedule) -> None:
 
 
 def _plan_findings(kernel: Kernel) -> Iterator[ProgramFault]:
-    """What is wrong with how a device runs a kernel."""
+    """The faults in how a device runs a kernel."""
     yield from launch_findings(kernel)
     if _device(kernel).type == "cpu":
         yield from lane_findings(cpp.planned(kernel, cpp.host_target()))

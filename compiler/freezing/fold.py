@@ -207,5 +207,5 @@ def _ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
 
 
 def _memory(value: torch.Tensor) -> int | None:
-    """Where the storage of a tensor begins; None for layouts that have none to speak of."""
+    """The address of a tensor's storage; None for layouts that have no single storage."""
     return value.untyped_storage().data_ptr() if value.layout == torch.strided else None

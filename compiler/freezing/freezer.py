@@ -81,5 +81,5 @@ def _mark_constants(graph_module: fx.GraphModule) -> None:
 
 
 def _packing(node: fx.Node) -> str | None:
-    """What a call packs, if it packs anything."""
+    """The kind of packing that a call does, if any."""
     return "packed_linear" if PACKED in node.meta else _PACKING.get(op_name(node))

@@ -1,4 +1,4 @@
-"""Which inputs of a compiled graph are weights: parameters, buffers and other tensors that its modules hold.
+"""The inputs of a compiled graph that are weights: parameters, buffers and other tensors that its modules hold.
 
     Dynamo's graph: inputs (x, self.weight, ...)  ->  AOTAutograd's graph: inputs in its own order
                                                       weight_nodes: {its placeholder: the tensor}

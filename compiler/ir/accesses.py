@@ -39,7 +39,7 @@ def statements(body: Iterable[Statement]) -> Iterator[Statement]:
 
 
 def nests(body: Sequence[Statement]) -> list[tuple[tuple[Var, ...], tuple[Statement, ...]]]:
-    """What each launch of a body computes: parallel loops around all of it, outermost first, and what they contain."""
+    """The launches of a body: for each, the parallel loops around all of it, outermost first, and their contents."""
     if not any(isinstance(s, Loop) and s.parallel for s in body):
         return [((), tuple(body))]
     return [_peeled(statement) for statement in body]

@@ -51,7 +51,7 @@ def beginnings(kernel: Kernel) -> dict[str, int]:
 
 
 def _least(offset: Any) -> int | None:
-    """What an index is at its first place, where all that is added to it counts up from 0."""
+    """The value of an index at its first place, where all that is added to it counts up from 0."""
     if not isinstance(offset, Index):
         return offset if isinstance(offset, int) else None
     if any(coefficient < 0 for _, coefficient in offset.terms):

@@ -1,4 +1,4 @@
-"""What the table of operations (`ops`) says of each: meaning, cost, laws, and forms in C++ and Triton."""
+"""The columns of the table of operations (`ops`): meaning, cost, laws, and forms in C++ and Triton."""
 
 from __future__ import annotations
 

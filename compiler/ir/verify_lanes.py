@@ -14,7 +14,7 @@ _MOST_LANES = 64  # lanes of a vector: bytes of the widest register
 
 
 def lane_findings(kernel: Kernel) -> Iterator[ProgramFault]:
-    """What is wrong with the lanes of loops, and with how threads share statements; a kernel for a GPU has neither."""
+    """The faults of lanes of loops, and of how threads share statements; a kernel for a GPU has neither."""
     scratch = {buffer.name for buffer in kernel.scratch}
     messages = [message for s in kernel.body for message in _lanes(s, None, scratch)]
     if kernel.threads and len(kernel.threads) != len(kernel.body):

@@ -19,7 +19,7 @@ _SHARED = 99 << 10  # bytes of shared memory that a program has on every GPU: ti
 
 
 def launch_findings(kernel: Kernel) -> Iterator[ProgramFault]:
-    """What is wrong with the launches of a kernel, or of its parts; a kernel for a CPU has none."""
+    """The faults of the launches of a kernel, or of its parts; a kernel for a CPU has no launches."""
     if kernel.parts:
         if kernel.launches:
             yield ProgramFault("launch", kernel.name, "has launches of its own beside those of its parts")

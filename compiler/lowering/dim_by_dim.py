@@ -64,7 +64,7 @@ def folded_dim_by_dim(  # noqa: PLR0913
 
 
 def _seen(x: Tensor, window: Window, dim: int, other: Value) -> Callable[[Indices, Indices], Value]:
-    """What a window along one dim sees."""
+    """A function that gives the elements that a window along one dim sees."""
 
     def element(at: Indices, r: Indices) -> Value:
         place, conditions = window.element(at[dim], r[0])

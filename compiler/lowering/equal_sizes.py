@@ -27,7 +27,7 @@ _STEPS = 8  # times that replacements are replaced again
 
 
 class EqualSizes:
-    """What guards say of sizes: `replaced` by expression, and numbers that divide a symbol, by symbol.
+    """The guards' facts on sizes: `replaced` by expression, and numbers that divide a symbol, by symbol.
 
     Args:
         guards: of a shape environment, as sympy expressions.
@@ -136,7 +136,7 @@ _KNOWN: ContextVar[EqualSizes] = ContextVar("regraft_equal_sizes", default=_NOTH
 
 
 def equal_sizes() -> EqualSizes:
-    """What is known of the sizes of the program that is being lowered."""
+    """The facts on the sizes of the program that is being lowered."""
     return _KNOWN.get()
 
 

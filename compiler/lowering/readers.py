@@ -1,4 +1,4 @@
-"""Which outputs of a resampled dim read an element: its gradient is the sum over those, with nothing scattered.
+"""The outputs of a resampled dim that read an element: its gradient is the sum over them, with nothing scattered.
 
     linear, 4 -> 8, outputs at 0.5 * o - 0.25    ->    element i is read by outputs 2*i - 1 + r, r < 4
 

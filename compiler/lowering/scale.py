@@ -77,14 +77,14 @@ class Scale:
         return over(size_value(size, self.dtype), size_value(most(out, 1), self.dtype))
 
     def place(self, o: Any) -> Value:
-        """Where output `o` lies: positions of elements are integers."""
+        """The position of output `o`: positions of elements are integers."""
         at = Number(o, torch.int64) if isinstance(o, Index) else const(o, torch.int64)
         if self.align_corners:
             return times(self.step, cast(at, self.dtype))
         return minus(times(self.step, plus(cast(at, self.dtype), 0.5)), 0.5)
 
     def readers(self, left: int, right: int) -> Readers | None:
-        """Which outputs read an element, where an output reads from `left` before its place to `right` after it."""
+        """The outputs that read an element, where an output reads from `left` before its place to `right` after it."""
         if not self.is_static or self.out > MOST_OUTPUTS or not self.out:
             return None
         # Positions are rounded: what might be read is among the readers, with the weight that it then has.

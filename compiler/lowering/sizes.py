@@ -54,7 +54,7 @@ def examples(value: Any) -> dict[str, int]:
 
 
 def equal_sizes_of(values: Sequence[Any]) -> EqualSizes:
-    """What guards say of the sizes of inputs, given their metadata."""
+    """The guards' facts on the sizes of inputs, given their metadata."""
     numbers = [n for value in values for n in (getattr(value, "shape", ()) if torch.is_tensor(value) else (value,))]
     symbolic = [n for n in numbers if isinstance(n, torch.SymInt)]
     environment = next((n.node.shape_env for n in symbolic), None)

@@ -97,7 +97,7 @@ class Sliding:
         return o, [*within(o, self.out), *aligned]
 
     def part(self, i: Any, o: Any) -> Any:
-        """Where window `o` sees element `i`: the inverse of `element`."""
+        """The place at which window `o` sees element `i`: the inverse of `element`."""
         return quotient(add(add(i, self.padding), mul(o, -self.stride)), self.dilation)
 
     def count(self, o: Any, with_padding: bool) -> Any:

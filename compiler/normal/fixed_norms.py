@@ -46,7 +46,7 @@ def batch_norm_by_hand(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _factors(user: fx.Node, node: Any) -> list[Any]:
-    """What a product is made of."""
+    """The factors of a product."""
     if not sees(user, node, "aten.mul"):
         return [node]
     return [f for part in node.args for f in _factors(user, part)]

@@ -191,7 +191,7 @@ def own_gate(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _factors(user: fx.Node, product: Any) -> tuple[list[fx.Node], float]:
-    """What a product is made of: tensors of the type of `user`, in order, and the numbers among them as one."""
+    """The factors of a product: tensors of the type of `user`, in order, and the numbers among them as one."""
     if is_literal(product):
         return [], product
     if not sees(user, product, "aten.mul") or dtype(product) != dtype(user):

@@ -63,7 +63,7 @@ def weight_after_root(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _squares(user: fx.Node, root: Any) -> fx.Node | None:
-    """What is averaged in ``rsqrt(mean(x ** 2, dims, True) + eps)``: ``x ** 2``."""
+    """The squares that are averaged in ``rsqrt(mean(x ** 2, dims, True) + eps)``: ``x ** 2``."""
     if not sees(user, root, "aten.rsqrt") or not sees(user, root.args[0], "aten.add"):
         return None
     mean = root.args[0].args[0]

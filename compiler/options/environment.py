@@ -19,7 +19,7 @@ _FALSE = ("", "0", "false", "no", "off")
 
 
 def cache_dir() -> Path | None:
-    """Where things are kept on disk, or None where the environment turns that off."""
+    """The folder of the cache on disk, or None where the environment turns it off."""
     if os.environ.get("REGRAFT_DISABLE_CACHE", "").strip().lower() not in _FALSE:
         return None
     given = os.environ.get("REGRAFT_CACHE_DIR")
@@ -36,7 +36,7 @@ def cache_limit() -> int:
 
 
 def debug_dir() -> Path | None:
-    """Where compilations write every stage as text, or None."""
+    """The folder that compilations write every stage to as text, or None."""
     given = os.environ.get("REGRAFT_DEBUG", "").strip()
     return Path(given).expanduser() if given.lower() not in _FALSE else None
 

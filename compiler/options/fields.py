@@ -26,7 +26,7 @@ Tma = Literal["measured", "always", "never"]
 
 @dataclass(frozen=True)
 class KernelOptions(OptionGroup):
-    """Which kernels compute the heavy operations.
+    """The choice of kernels for the heavy operations.
 
     Args:
         attention: ``"measured"``: the faster of libraries' kernels (cuDNN, FlashAttention, ...) and generated ones;

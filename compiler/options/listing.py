@@ -63,7 +63,7 @@ def _choices(hint: Any) -> tuple[Any, ...]:
 
 
 def _docs(kind: type[Any], prefix: str = "") -> dict[str, str]:
-    """What the docstrings of the dataclass and its groups say of each option."""
+    """The text on each option in the docstrings of the dataclass and its groups."""
     text = (inspect.getdoc(kind) or "").partition("Args:\n")[2]
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n(?: {8}.*)?)*)", text, flags=re.MULTILINE)
     found = {f"{prefix}{name}": " ".join(doc.split()) for name, doc in entries}

@@ -1,4 +1,4 @@
-"""What of a configuration does not apply to a program on this machine: accepted all the same, and said why."""
+"""The options of a configuration that do not apply to a program on this machine: accepted, with the reason why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which value of an option wins: overrides > what is given > template > mode > default.
+"""The value of an option that wins: overrides > given options > template > mode > default.
 
     {"template": "max_autotune", "freezing": True, "overrides": {"triton.cudagraphs": False}}
         mode "max-autotune"     triton.cudagraphs=True, autotune.thorough=True

@@ -30,7 +30,7 @@ def where(
 
 
 def teller(record: GraphRecord, code: str, why: str) -> Callable[[], None]:
-    """What says in the record of a program that a call of it was run as it was written."""
+    """A function that notes in the record of a program that a call of it ran as it was written."""
 
     def tell() -> None:
         record.fallbacks.append(Fallback("capture", code, f"{why}: such calls run the program as it was written"))

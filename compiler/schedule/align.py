@@ -1,4 +1,4 @@
-"""Which axes of two groups are the same: matched by stride through a buffer that both touch.
+"""The axes that two groups have in common: matched by stride through a buffer that both touch.
 
     writer  t[768*a0 + a1], a0 < 256, a1 < 768
     reader  t[a2],          a2 < 196608           ->   a2 split into 256 and 768, then a2' = a0, a2" = a1

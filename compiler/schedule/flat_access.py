@@ -85,7 +85,7 @@ def _offset(name: str, indices: Iterable[Number], buffers: Mapping[str, Buffer],
 
 
 def offset_of(indices: Iterable[Number], strides: Iterable[Number]) -> Number:
-    """Where an element lies, in elements from the first."""
+    """The offset of an element, in elements from the first."""
     total: Number = 0
     for index, stride in zip(indices, strides, strict=True):
         total = add(total, mul(index, stride))

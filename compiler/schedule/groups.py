@@ -229,17 +229,17 @@ class Group:
 
     @property
     def name(self) -> str:
-        """That of its last definition."""
+        """The name of its last definition."""
         return self.members[-1].definition.name
 
     @property
     def first(self) -> int:
-        """Where its first member stands in the program."""
+        """The position of its first member in the program."""
         return self.members[0].place
 
     @property
     def last(self) -> int:
-        """Where its last member stands in the program."""
+        """The position of its last member in the program."""
         return self.members[-1].place
 
 

@@ -1,4 +1,4 @@
-"""Which buffers may share memory: what a kernel writes may take the place of what it reads, element by element.
+"""The buffers that may share memory: a kernel's results may take the place of its operands, element by element.
 
 for k: y[k] = x[k] + 1      y may be x, if x is dead afterwards
 """

@@ -178,7 +178,7 @@ def _pieces(name: str, steps: Sequence[Step], found: Sequence[ItemEffects]) -> l
 
 
 def _stored(kernel: Kernel, name: str) -> list[Any]:
-    """Where a kernel stores into a buffer that it only stores to; nothing if it combines with the values there."""
+    """The stores of a kernel into a buffer that it only stores to; none if it combines with the values there."""
     stores = [s.store for s in statements(kernel.body) if isinstance(s, Assign) and s.store.buffer == name]
     return [] if any(store.mode is not None for store in stores) else [store.indices[0] for store in stores]
 

@@ -123,5 +123,5 @@ def _is_sealed(name: str) -> bool:
 
 
 def _entry(name: str) -> str:
-    """What a seal is bound to: ``graphs/3f9a...c1``."""
+    """The name that a seal is bound to: ``graphs/3f9a...c1``."""
     return f"{name.split('/', 1)[0]}/{Path(name).stem}"

@@ -1,4 +1,4 @@
-"""Where the time of a model goes, kernel by kernel."""
+"""The time of a model, kernel by kernel."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Which kernels `scaled_dot_product_attention` may choose from, and calls of attention that are not public."""
+"""The kernels that `scaled_dot_product_attention` may choose from, and calls of attention that are not public."""
 
 from __future__ import annotations
 

@@ -366,7 +366,7 @@ def views_of_inputs() -> tuple[tuple[int, int], ...]:
 
 
 def needs_wrapping() -> str:
-    """What AOTAutograd does around an inference graph but call it, inputs as results apart; empty for nothing."""
+    """The steps of AOTAutograd around an inference graph besides the call, inputs as results apart; empty for none."""
     metadata = _metadata()
     if metadata is None:
         return ""
@@ -401,7 +401,7 @@ class StepFacts:
 
 
 def step_facts(results: int) -> StepFacts | None:
-    """What is known of the forward that AOTAutograd compiles, of so many results; None where it does more itself.
+    """The facts on the forward that AOTAutograd compiles, of so many results; None where it does more itself.
 
     That is where `calls_plainly` does not hold, where a backward keeps anything but tensors, or where somebody else
     looks at what it keeps or at how it runs.
@@ -479,5 +479,5 @@ def _is_tangent(origin: Any) -> bool:
 
 
 def _metadata() -> Any:
-    """What AOTAutograd knows of the graph that it compiles; None outside of AOTAutograd."""
+    """AOTAutograd's metadata of the graph that it compiles; None outside of AOTAutograd."""
     return getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)

@@ -264,7 +264,7 @@ def autocast_off() -> contextlib.AbstractContextManager[Any]:
 
 
 def autocast_as_compiled() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """What AOTAutograd runs a graph in that is compiled now: without autocast if it is on, else as it is then."""
+    """The autocast in which AOTAutograd runs a graph that is compiled now: none if it is on, else as it is then."""
     return autocast_off if torch._C._is_any_autocast_enabled() else contextlib.nullcontext
 
 

@@ -97,7 +97,7 @@ def sizes_of_export(
 
 
 def assumed_by_export(exported: Any) -> list[Any]:
-    """What torch has assumed of the program's symbols while exporting it in this process: the guards of its sizes."""
+    """The assumptions of torch on the program's symbols while exporting it in this process: the guards of its sizes."""
     for node in exported.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         for number in [value] if isinstance(value, torch.SymInt) else getattr(value, "shape", ()):
@@ -213,7 +213,7 @@ def _own(size: Any, symbols: Mapping[str, Any]) -> Any:
 
 
 def _symbolic_context(environment: Any, source: Any, sizes: Sequence[Any]) -> Any:
-    """Which symbol is which size of a tensor, for `FakeTensorMode.from_tensor`."""
+    """The symbols of a tensor's sizes, for `FakeTensorMode.from_tensor`."""
     from torch._dynamo.source import TensorProperty, TensorPropertySource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatefulSymbolicContext
 
@@ -302,7 +302,7 @@ def library_paths() -> tuple[str, str]:
 
 
 def version() -> str:
-    """Of torch."""
+    """The version of torch."""
     return str(torch.__version__)
 
 

@@ -25,7 +25,7 @@ def is_others_memory(tensor: torch.Tensor) -> bool:
 
 
 def storage_reference(tensor: torch.Tensor) -> StorageWeakRef:
-    """What keeps the `storage_key` of memory from being given anew, but not the memory alive; ``cdata`` is the key."""
+    """A reference that keeps a `storage_key` from being given anew, but not the memory alive; ``cdata`` is the key."""
     return StorageWeakRef(tensor.untyped_storage())
 
 

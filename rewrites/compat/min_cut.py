@@ -1,4 +1,4 @@
-"""What torch's minimum cut knows of operators, so that a torch release changes one file (torch 2.11 to 2.15)."""
+"""The operators as torch's minimum cut sees them, so that a torch release changes one file (torch 2.11 to 2.15)."""
 
 from __future__ import annotations
 

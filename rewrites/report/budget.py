@@ -1,4 +1,4 @@
-"""Where compile time went: by stage, and within it how much was matching.
+"""The compile time by stage, and within it the time of matching.
 
 first call 3.0 s  =  Dynamo 0.6 s  +  stages of regraft 1.1 s  +  the rest 1.3 s
 """
@@ -47,7 +47,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Budget:
-    """Where compile time went.
+    """The compile time by stage.
 
     Args:
         stages: in the order in which they run; with Dynamo and the rest, where the first call was timed.

@@ -153,7 +153,7 @@ def _folded(sketch: _Sketch, colours: Sequence[Hashable]) -> list[Item]:
 
 
 def _colours(taken: Snapshot, record: GraphRecord) -> list[Hashable]:
-    """What must be equal in two nodes, for one to be drawn for both; by node."""
+    """The facts that must be equal in two nodes for one to be drawn for both; by node."""
     regions: dict[int, set[tuple[str, str]]] = defaultdict(set)
     for region in taken.regions:
         if region.kind != "near_misses":
@@ -281,7 +281,7 @@ def _label(taken: Snapshot, box: Box, usual: str) -> tuple[str, str]:
 
 
 def _input_name(name: str) -> str:
-    """What the user called an input: Dynamo's name without where it found it, its last part if it is long."""
+    """The user's name of an input: Dynamo's name without where it found it, its last part if it is long."""
     short = re.sub(r"^l_(kwargs_|args_|self_)?", "", name).strip("_") or name
     return short if len(short) <= 24 else "…" + short[-22:]
 

@@ -106,7 +106,7 @@ def _longest(equal: np.ndarray) -> tuple[int, int]:
 
 
 def _aligned(lines: list[Line], start: int, period: int, length: int) -> tuple[int, int]:
-    """Where to cut, so that the fewest values cross the cut, and how many occurrences from there are wired alike."""
+    """The best cut, which the fewest values cross, and how many occurrences from there are wired alike."""
     slack = length % period
     crossing = _crossings(lines, start, start + slack + 1)
     start += min(range(slack + 1), key=lambda i: (crossing[i], i))

@@ -60,7 +60,7 @@ def gains(graphs: Sequence[GraphRecord]) -> list[Gain]:
 
 
 def _measured(match: Match) -> object:
-    """What was measured for a match, once for all of the same shapes; its source line where nothing was."""
+    """The measurement of a match, once for all of the same shapes; its source line where there is none."""
     times = match.evidence.times if match.evidence is not None else {}
     return tuple(times.items()) or match.site
 
@@ -135,7 +135,7 @@ LOWEST, HIGHEST = -17.0, 1.0
 
 
 def on_scale(error: float | None) -> float:
-    """Where an error stands on the logarithmic scale, in percent; zero at its start, NaN and infinity at its end."""
+    """The position of an error on the logarithmic scale, in percent; zero at its start, NaN and infinity at its end."""
     if not error:
         return 0.0
     if not math.isfinite(error):

@@ -23,7 +23,7 @@ Edge = tuple[int, int]
 
 @dataclass(frozen=True)
 class Placed:
-    """Where everything is, in pixels.
+    """The positions of all parts, in pixels.
 
     Args:
         centres: of each box.

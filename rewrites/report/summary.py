@@ -100,7 +100,7 @@ def stage_seconds(graphs: Iterable[GraphRecord]) -> dict[str, float]:
 
 
 def frozen_line(graphs: Iterable[GraphRecord]) -> str:
-    """What was computed once from weights, as ``"267 weights: 53 convolutions packed, ..."``; empty if nothing was."""
+    """Values computed once from weights, as ``"267 weights: 53 convolutions packed, ..."``; empty if nothing was."""
     count = _totals(graphs, "freezing")
     parts = [
         f"{counted(count[name], what)} {how}"

@@ -83,7 +83,7 @@ def _definition(text: str, macros: dict[str, _Macro]) -> PreludeDefinition:
 
 
 def _names(code: str) -> Iterator[str]:
-    """What a definition defines outside of its braces; of a conditional, all in it."""
+    """The names that a definition defines outside of its braces; of a conditional, all in it."""
     yield from _DEFINED.findall(code)
     outside, inner = _ATTRIBUTE.sub("", code), 1
     while inner:

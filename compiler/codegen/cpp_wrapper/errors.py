@@ -1,4 +1,4 @@
-"""What has no wrapper in C++."""
+"""The error of graphs that have no wrapper in C++."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What C++ leaves to Python: a call of a graph with slots in place of values.
+"""A call of a graph that C++ leaves to Python, with slots in place of values.
 
 cond(%p, %true_graph, %false_graph, (%x, %y))   ->   PythonCall(cond, (Slot(0), <true>, <false>, (Slot(1), Slot(2))))
 """

@@ -20,7 +20,7 @@ _OF_TORCH = ("aten", "mkldnn", "onednn", "quantized", "inductor")
 
 @dataclass(frozen=True)
 class Dialect:
-    """What statements are written for: an artifact, or a wrapper in this process.
+    """The surroundings that statements are written for: an artifact, or a wrapper in this process.
 
     Args:
         words: C++ that comes before them; values get no name that stands in it.

@@ -104,7 +104,7 @@ class Driver:
             raise RuntimeError(f"{function.name} was not launched: CUDA error {code}")
 
     def addresses(self, *names: str) -> tuple[int, ...]:
-        """Where functions of the library are."""
+        """The addresses of functions of the library."""
         return tuple(ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0 for name in names)
 
     def _check(self, what: str, code: int, cubin: Cubin | None = None) -> None:

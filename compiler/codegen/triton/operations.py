@@ -10,7 +10,7 @@ from .dtypes import type_name
 
 
 def number_operands(value: Op) -> tuple[int, ...]:
-    """Which operands may be bare numbers, if one that is left is not."""
+    """The operands that may be bare numbers, if one that is left is not."""
     return OPS[value.name].triton.bare
 
 

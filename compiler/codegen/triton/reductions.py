@@ -60,7 +60,7 @@ def joined(reduction: Reduction, left: Sequence[str], right: Sequence[str]) -> s
 
 
 def components_added(reduction: Reduction) -> int:
-    """Of how many components of an element `added` makes use."""
+    """The number of components of an element that `added` uses."""
     return REDUCERS[reduction.reducer].operands
 
 

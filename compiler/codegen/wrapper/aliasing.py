@@ -1,4 +1,4 @@
-"""Which values of a functional ATen graph may share memory, and the last read of each piece of memory.
+"""The values of a functional ATen graph that may share memory, and the last read of each piece of memory.
 
     mm = aten.mm(x, w); view = aten.view(mm, [8]); exp = aten.exp(view)   ->   {mm, view}, last read by exp
                                                                                {exp}, {x} and {w} not ours

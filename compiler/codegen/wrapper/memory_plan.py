@@ -49,7 +49,7 @@ class Reuse:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Which buffers are written over which, and the peak of bytes that a call allocates, without and with that.
+    """The buffers that are written over others, and the peak of bytes that a call allocates, without and with that.
 
     Sizes that are symbolic count with their example values; inputs and constants don't count. Results of generated
     kernels stand in `reuses` under the node that gives the result: the call, or its `getitem`.

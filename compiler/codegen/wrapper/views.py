@@ -22,7 +22,7 @@ from .stride_checks import is_doubtful, is_trusted, order_of
 
 
 class Views:
-    """Which calls of a graph are such views, and how they are spelled."""
+    """The calls of a graph that are such views, and their spelling."""
 
     def __init__(self) -> None:
         self._as_told: dict[fx.Node, bool] = {}

@@ -1,4 +1,4 @@
-"""What sizes are where loops have iterations: nothing is accessed in others, so whatever holds there may be assumed.
+"""Facts on sizes where loops have iterations: nothing is accessed in others, so whatever holds there may be assumed.
 
 i < s - 2                  =>   s >= 3
 i < (s - 1)//2, j < t*u    =>   s >= 3, t >= 1, u >= 1

@@ -218,7 +218,7 @@ def replication_pad_backward(low: Lowering, grad_output: Tensor, x: Tensor, padd
 
 
 def _padded(sizes: Indices, pad: Sequence[Any]) -> tuple[Indices, Indices]:
-    """What is put before each dim, and the padded sizes."""
+    """The padding before each dim, and the padded sizes."""
     before: list[Any] = [0] * len(sizes)
     padded = list(sizes)
     for k in range(len(pad) // 2):
@@ -228,7 +228,7 @@ def _padded(sizes: Indices, pad: Sequence[Any]) -> tuple[Indices, Indices]:
 
 
 def _left(sizes: Indices, pad: Sequence[Any]) -> Iterator[Any]:
-    """What negative padding leaves of each dim: eager cuts before it adds."""
+    """The part of each dim that negative padding leaves: eager cuts before it adds."""
     for k in range(len(pad) // 2):
         cut = [p for p in pad[2 * k : 2 * k + 2] if not known_nonnegative(p)]
         if cut:

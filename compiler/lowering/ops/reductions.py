@@ -36,7 +36,7 @@ def _first(_: Indices, value: Value) -> Value:
 
 
 def _exact(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """What sums are made in: integers and bool add up in int64."""
+    """The dtype of sums: integers and bool add up in int64."""
     return dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
 
 
@@ -433,5 +433,5 @@ def logsumexp(low: Lowering, x: Tensor, dim: Any, keepdim: bool = False) -> Tens
 
 
 def _finite(top: Value) -> Value:
-    """What to subtract: an infinite maximum would make NaN of the others."""
+    """The number to subtract: an infinite maximum would make NaN of the others."""
     return where(op("isinf", top), 0.0, top)

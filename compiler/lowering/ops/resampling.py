@@ -45,7 +45,7 @@ class ResampledDim(Protocol):
         """Element `k` of output `o`, and its weight (None: 1)."""
 
     def readers(self) -> Readers | None:
-        """Which outputs read an element, where that is known."""
+        """The outputs that read an element, where that is known."""
 
     def weight(self, o: Any, i: Any, /) -> Value:
         """How much of element `i` is in output `o`."""
@@ -70,7 +70,7 @@ class Nearest:
         return self.at.element(self.at.whole(op("floor", cast(position, torch.float32)))), None
 
     def readers(self) -> Readers | None:
-        """Which outputs read an element, where that is known."""
+        """The outputs that read an element, where that is known."""
         if not self.at.is_static or self.at.out > MOST_OUTPUTS or not self.at.out:
             return None
         return readers([(i, i + 1) for i in self.elements(self.at.dtype)], self.at.size)
@@ -136,7 +136,7 @@ class Linear:
         return self.at.element(where(self.twice, *(size_value(index, torch.int64) for index in (first, second))))
 
     def readers(self) -> Readers | None:
-        """Which outputs read an element, where that is known."""
+        """The outputs that read an element, where that is known."""
         return self.at.readers(1, 1)
 
     def weight(self, o: Any, i: Any) -> Value:
@@ -164,7 +164,7 @@ class Cubic:
         return self.at.element(plus(first, size_value(add(k, -1), first.dtype))), _chosen(weights, k)
 
     def readers(self) -> Readers | None:
-        """Which outputs read an element, where that is known."""
+        """The outputs that read an element, where that is known."""
         return self.at.readers(2, 2)
 
     def weight(self, o: Any, i: Any) -> Value:

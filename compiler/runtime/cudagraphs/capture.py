@@ -19,7 +19,7 @@ GIVEN = Given()
 
 
 class Read(NamedTuple):
-    """Where the inputs lie that are read where they are: parameters and the like, and results of other graphs.
+    """The addresses of inputs that are read in place: parameters and the like, and results of other graphs.
 
     Of the former, `kept` are those that a forward keeps.
     """

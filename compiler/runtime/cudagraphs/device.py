@@ -18,7 +18,7 @@ from .memory import same_memory
 
 
 class Recording(NamedTuple):
-    """What a capture recorded.
+    """The record of a capture.
 
     Args:
         graph: the launches, to be replayed.

@@ -237,7 +237,7 @@ class _Graphed:
         return 0 if self._static is None else GIVEN_OUT - 1
 
     def _addresses(self, args: Sequence[Any]) -> dict[int, int]:
-        """Where the inputs lie that are read where they are, by position."""
+        """The addresses of the inputs that are read in place, by position."""
         if self._static is not None:
             return {k: args[k].data_ptr() for k in self._static if isinstance(args[k], torch.Tensor)}
         pools, steady = self._owner.pools, self._owner.steady
@@ -279,7 +279,7 @@ class _Graphed:
         return places.at(addresses, args)
 
     def _pool(self, device: torch.device, stream: int, addresses: dict[int, int]) -> MemoryPool | None:
-        """Where a capture allocates: of a backward, where its forward did; None where that was not captured."""
+        """The pool of a capture: of a backward, that of its forward; None where that was not captured."""
         if self._static is None:
             return next((self._owner.pools[at] for at in addresses.values() if at in self._owner.pools), None)
         if self._returned is not None:

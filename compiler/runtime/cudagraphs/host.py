@@ -103,7 +103,7 @@ def split_host(graph_module: fx.GraphModule) -> Split | None:
 
 @dataclass
 class _Sides:
-    """Where each node of a graph is computed: `numbers`, of symbolic sizes alone, on both sides."""
+    """The side on which each node of a graph is computed: `numbers`, of symbolic sizes alone, on both."""
 
     host: set[fx.Node] = field(default_factory=set)
     device: set[fx.Node] = field(default_factory=set)
@@ -122,7 +122,7 @@ class _Sides:
 
 
 def _read_on_device(nodes: Sequence[fx.Node], sides: _Sides) -> list[fx.Node]:
-    """What the device's part reads: its nodes, and inputs that are the sizes on which its tensors depend."""
+    """The inputs of the device's part: its nodes, and inputs that are the sizes on which its tensors depend."""
     symbols = {x for node in sides.device for n in _sizes(node) for x in symbols_of(n)}
     return [n for n in nodes if n in sides.device or (n.op == "placeholder" and symbols & symbols_of(val(n)))]
 
@@ -146,7 +146,7 @@ def _sides(nodes: Sequence[fx.Node]) -> _Sides | None:
 
 
 def _side(node: fx.Node, sides: _Sides) -> set[fx.Node] | None:
-    """Where a node belongs, given the sides of all nodes before; None if each side needs the other."""
+    """The side of a node, given those of all nodes before; None if each side needs the other."""
     tensors = _tensors(node)
     inputs = [x for x in node.all_input_nodes if x not in sides.numbers]
     if tensors is None:

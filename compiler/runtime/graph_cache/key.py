@@ -61,7 +61,7 @@ def _machine() -> Iterator[str]:
 
 
 def _gpus(devices: Iterable[torch.device]) -> Iterator[str]:
-    """What machine code for GPUs depends on."""
+    """The facts that machine code for GPUs depends on."""
     for device in sorted((d for d in devices if d.type == "cuda"), key=str):
         capability = torch.cuda.get_device_capability(device)
         yield f"{device} {torch.cuda.get_device_name(device)} {capability} cuda {torch.version.cuda}"
@@ -222,7 +222,7 @@ def share_memory(inputs: Iterable[Any]) -> bool:
 
 
 def _sharing(values: Iterable[Any]) -> str:
-    """Which inputs share memory: the positions of each storage's first tensor."""
+    """The inputs that share memory: the positions of each storage's first tensor."""
     first: dict[int, int] = {}
     tensors = [x for x in values if isinstance(x, torch.Tensor)]
     return " ".join(

@@ -61,7 +61,7 @@ def alike(parts: Sequence[Kernel]) -> list[list[tuple[int, int | None]]]:
 
 
 def computation(found: Sequence[tuple[Kernel, int | None]]) -> Kernel:
-    """What parts that are alike compute: of the most iterations that all of them have, where their number differs."""
+    """The computation of parts that are alike, of the most iterations that all have where the numbers differ."""
     first, counts = found[0][0], [count for _, count in found]
     moved = beginnings(first)
     if len(set(counts)) == 1:

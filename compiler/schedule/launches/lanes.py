@@ -39,7 +39,7 @@ _FUNCTION, _DOUBLE = 3, 4  # operations that take as long as one of them; as one
 
 @dataclass(frozen=True)
 class LanePlacement:
-    """Where lanes are.
+    """The loops that lanes run along.
 
     Args:
         loops: the loops around, outermost first. If they are lanes together, `flat`.

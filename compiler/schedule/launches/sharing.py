@@ -1,4 +1,4 @@
-"""Which parts of a kernel share a launch.
+"""The parts of a kernel that share a launch.
 
 The largest come first, so that small ones fill up what is idle at the end. A computation that has programs enough to
 keep a GPU busy has launches of its own: code for others would take registers and warps from it. Those that only move

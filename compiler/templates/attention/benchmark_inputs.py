@@ -43,7 +43,7 @@ def arranged(found: FoundAttention, kept: tuple[fx.Node, ...]) -> Callable[[Sequ
 
 
 def kept_on_the_way(found: FoundAttention) -> tuple[fx.Node, ...]:
-    """What is computed on the way and read by others too, as a mask of all layers is: it counts as made already."""
+    """Intermediate values that others read too, as a mask of all layers is: they count as made already."""
     inside = set(found.nodes)
     shared = {node for node in inside - {found.output} if not inside.issuperset(node.users)}
     shared = {node for node in shared if not is_move(node) and isinstance(node.meta.get("val"), torch.Tensor)}

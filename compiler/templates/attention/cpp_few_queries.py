@@ -95,7 +95,7 @@ def is_served(attention: Attention, lanes: int) -> bool:
 
 
 def few_queries_cpp(attention: Attention, lanes: int) -> str:
-    """As `attention_cpp`, of an attention that is served.
+    """The C++ of an attention with few queries, as `attention_cpp` gives it for others.
 
     Raises:
         UnsupportedDtype: `f` computes with a dtype that C++ has no type for.

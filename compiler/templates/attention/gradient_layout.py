@@ -1,4 +1,4 @@
-"""Where the gradients of an attention lie: each a buffer of its own, or as the graph around it has them."""
+"""The places of the gradients of an attention: each a buffer of its own, or as the graph around it has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which keys a mask lets weigh anything, as a condition that a kernel looks at when it runs.
+"""The keys that a mask gives any weight, as a condition that a kernel evaluates when it runs.
 
     where(j <= position[0], s, -inf)            ->   j <= position[0]
     s + where(keep[b, j], 0, -3.4e38)           ->   keep[b, j]

@@ -120,12 +120,12 @@ def attention_backward(
 
 
 def _delta(attention: Attention) -> Buffer:
-    """What the second launch reads of a row, up to three numbers: see above."""
+    """The numbers of a row that the second launch reads, up to three: see above."""
     return contiguous(DELTA, torch.float32, (3, *statistics_buffer(attention).sizes[1:]), attention.out.buffer.device)
 
 
 class _Backward(AttentionText):
-    """What both kernels do with a block of scores."""
+    """The code for a block of scores that both kernels share."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class _Backward(AttentionText):
 
     @property
     def _scaled(self) -> str:
-        """What gradients of q and k are to be multiplied with at the end."""
+        """The factor of the gradients of q and k at the end."""
         return "" if self._scale == 1.0 else f" * {self._scale}"
 
     def _cast_dout(self) -> None:

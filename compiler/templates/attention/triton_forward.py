@@ -130,7 +130,7 @@ class ByQueries(AttentionText):
         self._values.columns = None
 
     def _at_row(self, limit: Limit, name: str) -> str:
-        """Where the limit is at one row, a scalar."""
+        """The limit at one row, a scalar."""
         variables = self._values.names.variables
         held, variables[self._a.row] = variables[self._a.row], name
         text = self._values.at(limit.index)

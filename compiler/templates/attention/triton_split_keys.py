@@ -114,7 +114,7 @@ class _PartialForward(WholeForward):
             self._block(self._score, extent, step)
 
     def _part(self, begin: str, end: str) -> None:
-        """Which of the keys between `begin`, the first of a block, and `end` the program goes through."""
+        """The keys between `begin`, the first of a block, and `end` that the program goes through."""
         block = self._t.keys
         self._line(f"span = ({end} - {begin} + {self._splits * block - 1}) // {self._splits * block} * {block}")
         self._line(f"begin = {begin} + part * span")

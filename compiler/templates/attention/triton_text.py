@@ -142,7 +142,7 @@ class AttentionText:
     # -- a program ------------------------------------------------------------------------------------------------
 
     def _program(self, blocks: int, block: int, last_first: bool) -> None:
-        """Which lead iteration and which block of `blocks` this program has; `first` is where the block begins."""
+        """The lead iteration and the block of `blocks` that this program has; `first` is where the block begins."""
         at = self._order(blocks)
         self._lead()
         self._line(f"first = ({f'{blocks - 1} - {at}' if last_first else at}) * {block}")

@@ -1,4 +1,4 @@
-"""What the passes over a GPU graph ask the oracle: within one budget of time, and with every refusal recorded."""
+"""The questions of passes over a GPU graph to the oracle: within one budget of time, with every refusal recorded."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ class _DepthwiseTriton(GemmTriton):
         self.epilogue()
 
     def row_mask(self, rows: int) -> str | None:  # noqa: ARG002
-        """Which lanes are pixels."""
+        """The mask of lanes that are pixels."""
         return "is_pixel"
 
 

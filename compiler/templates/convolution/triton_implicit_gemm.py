@@ -83,7 +83,7 @@ class _ConvolutionTriton(GemmTriton):
         self.line(f"j = (column + tl.arange(0, {columns}))[None, :]{self.long}")
 
     def row_mask(self, rows: int) -> str | None:
-        """Which lanes are pixels, where not all are."""
+        """The mask of lanes that are pixels, where not all are."""
         if not self.tile.descriptors:
             return super().row_mask(rows)
         sizes = box(self._c.extents, self.tile.rows)

@@ -85,7 +85,7 @@ def is_served(product: Product, lanes: int) -> bool:
 
 
 def few_rows_cpp(product: Product, lanes: int) -> str:
-    """As `gemm_cpp`, of a product that is served; nothing is packed.
+    """The C++ of a product of few rows, as `gemm_cpp` gives it for others; nothing is packed.
 
     Raises:
         UnsupportedDtype: `f` or the weight is computed with a dtype that C++ has no type for.

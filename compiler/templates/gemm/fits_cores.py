@@ -1,4 +1,4 @@
-"""Which products of few rows tensor cores may multiply as lanes hold their weights (see `gemm.triton_cores`).
+"""The products of few rows that tensor cores may multiply as lanes hold their weights (see `gemm.triton_cores`).
 
 Right operands are bytes, or halves of them, with nothing but a number subtracted, side by side along the depth. A
 lane's elements, four by four, and all lanes of a warp must be of one column: a step has four places or more for each

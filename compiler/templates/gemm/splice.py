@@ -1,4 +1,4 @@
-"""Where the kernel of a product may be called."""
+"""The place in a graph at which the kernel of a product may be called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operands of a product may be read before kernels before it have ended: weights, which lie still meanwhile.
+"""The operands of a product that may be read before earlier kernels have ended: weights, which nobody writes.
 
     kernel before    %norm = ...                   its last programs still run
     product          reads %weight, waits, then reads %norm and computes

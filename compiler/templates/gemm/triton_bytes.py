@@ -127,7 +127,7 @@ def _less(value: Value) -> tuple[Value, int]:
 
 
 def _bits(value: Value) -> tuple[Value, int, int]:
-    """What bits are taken of, how far they are shifted down, and which are left."""
+    """The word that bits are taken of, how far they are shifted down, and the bits that are left."""
     if isinstance(value, Op) and value.dtype == torch.uint8 and isinstance(value.args[-1], Const):
         number = value.args[-1].number
         if value.name == "bitwise_and":

@@ -1,4 +1,4 @@
-"""Which tiles of the Triton product kernel are worth measuring: the best by the estimate, and unlike each other."""
+"""The tiles of the Triton product kernel that are worth measuring: the best by the estimate, unlike each other."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class LanesTriton(GemmTriton):
         return min(tile.stages, -(-last // tile.depth))
 
     def _begin(self, step: int) -> None:
-        """Where one of the first steps begins."""
+        """The start of one of the first steps."""
         first = "first + " if self.tile.splits > 1 else ""
         self.line(f"start = {first}{step * self.tile.depth}")
         self._inside()

@@ -82,13 +82,13 @@ class GemmTriton(Parts):
             self._finish()
 
     def _first_of_all(self) -> None:
-        """What is waited for before anything is read."""
+        """The statements that wait for earlier kernels, before anything is read."""
         self.line("await_earlier()")
 
     # -- which part of the result ---------------------------------------------------------------------------------
 
     def _tile(self, number: str) -> None:
-        """Where the tile with this number begins; `i` and `j` are its rows and columns."""
+        """The start of the tile with this number; `i` and `j` are its rows and columns."""
         product, tile = self.product, self.tile
         rows, columns = tile.row_tiles(product), -(-product.column.extent // tile.columns)
         if tile.splits > 1:
@@ -114,7 +114,7 @@ class GemmTriton(Parts):
         self._zeros()
 
     def _rows(self, number: str) -> None:
-        """Where the rows of the tiles with this number begin."""
+        """The first rows of the tiles with this number."""
         self.line(f"row = ({number}) * {self.tile.rows}")
 
     def _zeros(self) -> None:
@@ -124,7 +124,7 @@ class GemmTriton(Parts):
     # -- the product ----------------------------------------------------------------------------------------------
 
     def _steps(self, done: int = 0) -> str:
-        """Where the steps of this program's depth begin, without the first that are done."""
+        """The start of the steps of this program's depth, without the first that are done."""
         whole, step, span = self.product.depth, self.tile.depth, self.tile.span(self.product.depth)
         if self.tile.splits == 1:
             return f"range({done * step}, {whole}, {step})"

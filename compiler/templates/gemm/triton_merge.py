@@ -228,7 +228,7 @@ def _with_other(product: Product, other: Product, place: int) -> Product | None:
 
 
 def _facts(product: Product) -> Any:
-    """What two products must have in common to be summed in the same programs."""
+    """The facts that two products must have in common to be summed in the same programs."""
     b: Matrix = product.b
     sizes = product.batch.extent, product.row.extent, product.column.extent, product.depth
     computed = None if product.right is None else product.right.dtype

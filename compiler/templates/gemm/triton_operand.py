@@ -71,7 +71,7 @@ class LoadedOperand:
 
 
 def base(text: ProductText, x: Matrix) -> str:
-    """Where the matrix of the program's batch begins."""
+    """The start of the matrix of the program's batch."""
     name = text.values.names.buffers[x.buffer.name]
     return f"{name} + g * {x.batch}" if text.product.batch.extent > 1 and x.batch else name
 

@@ -44,7 +44,7 @@ class Parts(ProductText):
         raise NotImplementedError
 
     def finished(self, name: str) -> TemplateLaunch:
-        """What was written."""
+        """The finished kernel."""
         raise NotImplementedError
 
     def sums(self, part: str) -> str:
@@ -90,7 +90,7 @@ class _Sum(Parts):
         self.epilogue()
 
     def finished(self, name: str) -> TemplateLaunch:
-        """What was written."""
+        """The finished kernel."""
         made = self.launch(name, self.programs, _WARPS)
         return waiting(made) if self.product.early else made
 

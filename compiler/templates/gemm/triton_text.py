@@ -47,7 +47,7 @@ class ProductText:
             self.writer.line(line)
 
     def launch(self, name: str, programs: int, warps: int, stages: int = 3, early: bool = False) -> TemplateLaunch:
-        """What was written, as a function of the arguments that it uses."""
+        """The kernel's text, as a function of the arguments that it uses."""
         arguments = dict(zip(self.arguments, self.buffers, strict=True))
         return launch_of(name, self.writer.lines, arguments, programs, warps, stages, early)
 
@@ -57,12 +57,12 @@ class ProductText:
         self.line(f"j = (column + tl.arange(0, {columns}))[None, :]{self.long}")
 
     def row_mask(self, rows: int) -> str | None:
-        """Which lanes are rows, where not all are."""
+        """The mask of lanes that are rows, where not all are."""
         extent = self.product.row.extent
         return f"(i < {extent})" if extent % rows else None
 
     def column_mask(self, columns: int) -> str | None:
-        """Which lanes are columns, where not all are."""
+        """The mask of lanes that are columns, where not all are."""
         extent = self.product.column.extent
         return f"(j < {extent})" if extent % columns else None
 

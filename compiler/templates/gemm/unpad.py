@@ -31,7 +31,7 @@ def crop_of(call: fx.Node, columns: int) -> fx.Node | None:
 
 
 def before_padding(node: Any, dim: int) -> fx.Node | None:
-    """What was padded with zeros after its end along `dim`, and nowhere else; None where it was not."""
+    """The value before padding with zeros after its end along `dim` alone; None where it was not padded so."""
     if not isinstance(node, fx.Node) or packet(node) != PAD:
         return None
     source, pads = node.args[0], list(node.args[1])  # type: ignore[arg-type]

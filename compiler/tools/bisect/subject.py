@@ -112,7 +112,7 @@ class Subject:
         return self._judged(found, reference)
 
     def _results(self, function: Callable[..., Any]) -> list[torch.Tensor]:
-        """What one run gives, copied, with random numbers from the same seed; nothing of the program changes."""
+        """The results of one run, copied, with random numbers from the same seed; nothing of the program changes."""
         with undisturbed(self.function), self._inputs_kept(), torch.set_grad_enabled(self.train):
             torch.manual_seed(0)
             step = step_of(function, self.args, self.kwargs, self._leaves)

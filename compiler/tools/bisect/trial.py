@@ -129,7 +129,7 @@ class Forked:
             return trial if trial.steps else Trial(trial.verdict, _steps_in(journal))
 
     def _child(self, work: Callable[[InProcess], Trial], journal: Path, result: Path) -> None:
-        """What the fork does."""
+        """The work of the fork."""
         torch.set_num_threads(1)  # threads are not forked
         with journal.open("ab", buffering=0) as file:
             try:
@@ -143,7 +143,7 @@ class Forked:
 
 
 def _waited(child: BaseProcess, seconds: float) -> Verdict:
-    """What became of a process; it is ended where it takes too long."""
+    """The outcome of a process; it is ended where it takes too long."""
     child.join(seconds)
     if child.exitcode is None:
         child.kill()

@@ -80,7 +80,7 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _random_state(case: Case) -> torch.Tensor:
-    """Of the generators of the CPU and of the operands' devices, one after the other."""
+    """The states of the generators of the CPU and of the operands' devices, one after the other."""
     devices = {o.device for o in case.operands if isinstance(o, torch.Tensor) and o.device.type == "cuda"}
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in sorted(devices, key=str))]
     return torch.cat(states)

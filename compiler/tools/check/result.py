@@ -46,7 +46,7 @@ class Failure:
 
 @dataclass
 class CheckResult:
-    """What `check` found. It is a property test, no proof: it shows what is wrong where it looked.
+    """The findings of `check`. It is a property test, no proof: it shows what is wrong where it looked.
 
     Args:
         rule: its name.
@@ -87,6 +87,6 @@ class CheckResult:
 
     @property
     def told_scope(self) -> str:
-        """What the property test looked at and what it did not, in lines."""
+        """The scope of the property test, and what lies outside of it, in lines."""
         lines = [f"  compared: {self.scope}", *(f"  not covered: {text}" for text in self.not_covered)]
         return "\n".join(lines)

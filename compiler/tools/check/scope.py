@@ -1,4 +1,4 @@
-"""What a check looked at, and what it did not: a property test shows what is wrong where it looked, and no more."""
+"""The scope of a check, and what lies outside of it: a property test shows what is wrong where it looked."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Scope:
 def not_covered(
     rule: Rule, samples: Sequence[Sample], scope: Scope, unused: Sequence[str], device: str
 ) -> tuple[str, ...]:
-    """What was not compared, one line each; the last ones hold for every rule."""
+    """Lines about the values that were not compared; the last ones hold for every rule."""
     return (*_parts(rule, scope, unused), *_values(rule, samples, scope), *_of_any(rule, samples, scope, device))
 
 

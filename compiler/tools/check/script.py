@@ -110,7 +110,7 @@ def _written(x: torch.Tensor) -> str:
 
 
 def home(rule: Rule) -> str:
-    """Where a rule is declared, as `load` takes it: a module of a package, or else a file."""
+    """The place of a rule's declaration, as `load` takes it: a module of a package, or else a file."""
     name = rule.pattern.__module__
     if "." in name and getattr(sys.modules.get(name), "__package__", None):
         return name

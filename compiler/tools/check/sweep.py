@@ -1,4 +1,4 @@
-"""What is tried in any case, before chance: every dtype, layout, kind of size, rank and variant at least once.
+"""The cases that are tried before chance: every dtype, layout, kind of size, rank and variant at least once.
 
     bfloat16, float16, float64 with gradients      each dim large, 1, 0 in turn
     every layout, sizes symbolic and not           every variant (variants.py), every other dtype

@@ -89,7 +89,7 @@ def _offered(name: str) -> list[Rule]:
 
 
 def plugin_rules_named(name: str) -> list[Rule]:
-    """What installed packages offer under the name of an offer, a rule or a family.
+    """The rules that installed packages offer under the name of an offer, a rule or a family.
 
     Raises:
         UsageError: the offer of that name cannot be loaded. Others that cannot are passed over.

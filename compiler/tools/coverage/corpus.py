@@ -100,7 +100,7 @@ def _entries(corpus: Run) -> Iterator[Entry]:
 
 
 def _known(corpus: Run, target: str) -> Report | None:
-    """What an earlier run found of a target, if it can be read."""
+    """The findings of an earlier run on a target, if they can be read."""
     try:
         return Report.read(_file(corpus, target))
     except (OSError, ReportError, json.JSONDecodeError):
@@ -108,7 +108,7 @@ def _known(corpus: Run, target: str) -> Report | None:
 
 
 def _file(corpus: Run, target: str) -> Path:
-    """Where the part of a target is kept: equal choices give equal names."""
+    """The file of the part of a target: equal choices give equal names."""
     key = json.dumps([__version__, target, *corpus.arguments])
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", target)
     return corpus.folder / f"{stem}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"

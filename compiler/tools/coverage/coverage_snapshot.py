@@ -52,7 +52,7 @@ def read(path: Path) -> Counts:
 
 
 def drops(old: Mapping[str, Mapping[str, int]], new: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Where a rule matches less than it did, among the targets that both tell of."""
+    """Lines about rules that match less than they did, among the targets that both snapshots have."""
     return [
         f"{target}: {rule} matched {counted(was, 'time')}, now {new[target].get(rule, 0)}"
         for target, rules in sorted(old.items())

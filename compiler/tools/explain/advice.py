@@ -15,7 +15,7 @@ _EVERYWHERE = {
 
 
 def advice(miss: NearMiss, of_rule: Mapping[str, str]) -> str:
-    """What to change, in one line; "" if nothing is known."""
+    """A change that would help, in one line; "" if none is known."""
     if miss.code != "pattern-differs":
         own = of_rule.get(f"{miss.code}: {miss.found.partition(':')[0]}", of_rule.get(miss.code))
         return _EVERYWHERE.get(miss.code, "") if own is None else own

@@ -130,7 +130,7 @@ class Turn:
         self.steps()
 
     def logits(self) -> list[torch.Tensor]:
-        """Of all tokens, in float32, copied: CUDA graphs write over theirs."""
+        """The logits of all tokens, in float32, copied: CUDA graphs write over theirs."""
         self.cache.reset()
         found = [self.prefill().float().clone()]
         return found + [self.step(number).float().clone() for number in range(1, len(self.tokens))]

@@ -1,4 +1,4 @@
-"""What is generated, by which backends, and the least time for it."""
+"""The plan of a comparison of generation: texts, backends, and the least time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Decoder(Contestant):
 
 @dataclass(frozen=True)
 class GenerationPlan:
-    """What is generated: sequences, tokens of each prompt and of each text, tokens that the cache has room for."""
+    """The texts to generate: sequences, tokens of each prompt and of each text, tokens that the cache has room for."""
 
     batch: int
     prompt: int

@@ -119,7 +119,7 @@ def _read(node: fx.Node) -> int:
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """What a node is a view of."""
+    """The value that a node is a view of."""
     while isinstance(node.target, compat.OpOverload) and is_free(node) and node.all_input_nodes:
         if not _tensors([node]):
             return node

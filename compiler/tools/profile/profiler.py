@@ -46,7 +46,7 @@ def kernels(
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> KernelReport:
-    """Where the time of `function(*args, **kwargs)` goes, kernel by kernel.
+    """The time of `function(*args, **kwargs)`, kernel by kernel.
 
     The function is compiled anew and called some dozens of times, half of them with a clock around each kernel; under
     `torch.no_grad()` forward alone, else forward and backward. Gradients, buffers of a module and random number
@@ -149,7 +149,7 @@ def _add(rows: dict[tuple[str, ...], KernelRow], graph: RecordedGraph, node: fx.
 
 
 def _name_and_kind(node: fx.Node) -> tuple[str, str]:
-    """What a call is called in the table, and who made its code: generated, template or library."""
+    """The name of a call in the table, and who made its code: generated, template or library."""
     target = node.target
     if isinstance(target, KernelCall):
         return _generated_name(target), "generated"

@@ -59,7 +59,7 @@ class Recorder:
     def __call__(
         self, program: str, kind: GraphKind, graph_module: fx.GraphModule, wrapper: Wrapper
     ) -> Callable[[list[Any]], Any]:
-        """What to call in place of the wrapper."""
+        """The function to call in place of the wrapper."""
         called = set(wrapper.parts.calls.values())
         nodes = {node.name: node for node in graph_module.graph.nodes if node.name in called and not is_free(node)}
         graph = RecordedGraph(program, kind, nodes, _on_cuda(graph_module.graph))

@@ -33,7 +33,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class KernelReport(KernelTimes):
-    """Where the time of one call of a program goes.
+    """The time of one call of a program, kernel by kernel.
 
     Attributes:
         rows: equal calls merged, slowest first.

@@ -37,7 +37,7 @@ class LogAxis:
     end: float
 
     def at(self, value: float) -> float:
-        """Where a value lies; those out of range lie at the ends."""
+        """The position of a value; those out of range lie at the ends."""
         part = (math.log10(max(value, 1e-300)) - self.low) / (self.high - self.low)
         return round(self.start + min(max(part, 0.0), 1.0) * (self.end - self.start), 1)
 
@@ -131,7 +131,7 @@ def _names(dots: Sequence[Dot], roofs: Sequence[Roof]) -> list[Name]:
 
 
 def _places(text: str, dot: Dot) -> Iterator[Name]:
-    """Where the name of a dot may stand, the nearest place first."""
+    """The places at which the name of a dot may stand, the nearest first."""
     gap = dot.radius + 4
     yield Name(text, dot.x + gap, dot.y + 4, True)
     yield Name(text, dot.x - gap, dot.y + 4, False)

@@ -65,7 +65,7 @@ class KernelRow:
 
     @property
     def bound(self) -> str:
-        """What that time is for: ``"memory"``, ``"matrix"`` products, or ``""`` where there is nothing to do."""
+        """The limit that takes this time: ``"memory"``, ``"matrix"`` products, or ``""`` if there is nothing to do."""
         if not self.bound_seconds:
             return ""
         return "matrix" if self.product_seconds > self.memory_seconds else "memory"

@@ -101,7 +101,7 @@ def _cells(row: KernelRow, total: float) -> list[str]:
 
 
 def place(row: KernelRow) -> str:
-    """Where a kernel comes from: the last line that it computes, and how many others; in the backward, of what."""
+    """The origin of a kernel: the last line that it computes, and how many others; in the backward, of what."""
     if not row.sites and not row.module:
         return f"{row.graph}, {row.kind}"
     more = f" +{len(row.sites) - 1}" if len(row.sites) > 1 else ""
@@ -132,7 +132,7 @@ def comparison_view(times: Times, note: str, *, empty_caches: bool = False) -> R
 
 
 def option_tables(contestants: Sequence[Contestant]) -> list[Table]:
-    """What options were in force, and what of them did not apply and why; nothing where none were given."""
+    """The options in force, and those that did not apply and why; nothing where none were given."""
     given = [one for one in contestants if one.options]
     if not given:
         return []

@@ -82,7 +82,7 @@ def _candidates(model: Any, choices: Choices) -> Iterator[Inputs]:
 
 
 def _main_names(model: Any) -> list[str]:
-    """What a model calls its main input; some name several."""
+    """The names of a model's main input; some name several."""
     names = model.main_input_name
     return [names] if isinstance(names, str) else list(names)
 
@@ -98,7 +98,7 @@ def _as(choices: Choices, value: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What inputs are asked for: by which configuration, with which choices, beside which main input."""
+    """A request for inputs: the configuration, the choices, and the main input."""
 
     config: Any
     choices: Choices
@@ -256,7 +256,7 @@ def _encoded(asked: _Asked) -> Inputs:
 
 
 def _steps(asked: _Asked) -> Inputs:
-    """What forecasters want beside past values: which were observed, and features of every step."""
+    """The inputs of forecasters beside past values: which were observed, and features of every step."""
     features, ahead = asked.setting("num_time_features"), asked.setting("prediction_length")
     if features is None or ahead is None:
         return {}
@@ -270,7 +270,7 @@ def _steps(asked: _Asked) -> Inputs:
 
 
 def _pace(asked: _Asked) -> Inputs:
-    """What forecasters of any series want: which past values are none, and how often there is one."""
+    """The inputs of forecasters of any series: which past values are none, and how often there is one."""
     return {
         "past_values_padding": torch.zeros(asked.positions, dtype=torch.long),
         "freq": torch.zeros(asked.batch, 1, dtype=torch.long),
@@ -278,7 +278,7 @@ def _pace(asked: _Asked) -> Inputs:
 
 
 def _task(asked: _Asked) -> Inputs:
-    """What to do with an image, as tokens that the model takes as numbers."""
+    """The task for an image, as tokens that the model takes as numbers."""
     length = asked.setting("task_seq_len")
     return {} if length is None else {"task_inputs": torch.rand(asked.batch, length)}
 

@@ -86,7 +86,7 @@ def _limited(value: Any, limit: int) -> Any:
 
 
 def left_open(own: Mapping[str, Any]) -> dict[str, int]:
-    """What a configuration leaves open, and models cannot be built without.
+    """The fields that a configuration leaves open, and models cannot be built without.
 
     The vocabulary, until a tokenizer is there; how far a forecast reaches; how many heads keys have, where that is as
     many as queries have.

@@ -14,7 +14,7 @@ class TargetError(ValueError):
 
 
 def said_by(error: BaseException) -> str:
-    """What an error of another library says, in one line: of errors that follow from another, what that one says."""
+    """The message of another library's error in one line: of errors that follow from another, that of the other one."""
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, KeyError) and error.args:

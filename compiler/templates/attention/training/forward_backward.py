@@ -61,7 +61,7 @@ def root(node: Any) -> Any:
 
 
 def read_operand(node: fx.Node, places: tuple[Any, ...], row: Var, column: Var) -> tuple[fx.Node, Operand]:
-    """Where the matrices of a tensor lie in memory, and the node whose memory that is.
+    """The place of a tensor's matrices in memory, and the node whose memory it is.
 
     Args:
         node: the tensor.

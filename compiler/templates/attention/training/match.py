@@ -57,7 +57,7 @@ _Place = tuple[str, tuple[Any, ...]]
 
 
 class _Casts:
-    """As `inside` of a `Formulas`: casts are read through."""
+    """The `inside` of a `Formulas` that reads through casts."""
 
     def __contains__(self, node: object) -> bool:
         return isinstance(node, fx.Node) and packet(node) in CASTS
@@ -222,7 +222,7 @@ class _BackwardMatcher:
     def _product_gradient(
         self, product: fx.Node, ds: fx.Node, chain: set[fx.Node]
     ) -> tuple[str, tuple[Var, Var]] | None:
-        """Which gradient a product is, and the meaning of its rows and columns."""
+        """The gradient that a product is, and the meaning of its rows and columns."""
         a, b = product.args[:2]
         row, key, depth = self._row, self._key, self._depth
         q, k = self._place(self._left, row, depth), self._place(self._right, depth, key)
@@ -287,7 +287,7 @@ class _BackwardMatcher:
         return node, written_operand(node, places, *((columns, rows) if turned else (rows, columns)))
 
     def _place(self, node: Any, rows: Var, columns: Var) -> _Place | None:
-        """Which element of which memory a product's operand has at rows and columns, casts and copies left out."""
+        """The memory and element that a product's operand has at rows and columns, casts and copies left out."""
         try:
             load = plain_load(Formulas(_Casts()).value(node).at(self._flat(node, rows, columns)))
         except (Unlowered, NoBackwardError):
