@@ -31,8 +31,9 @@ from ..rewrites.compat import (
 )
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import keep_saved, places, tell_strides
-from ..rewrites.compat.dispatch import forward_ad_active, guard_the_rest, has_negative_zeros
+from ..rewrites.compat.dispatch import forward_ad_active
 from ..rewrites.compat.dynamo import allow_lookups_at_once, leave_to_python, on_reset
+from ..rewrites.compat.guards import guard_the_rest, has_negative_zeros
 from ..rewrites.compat.logs import code_is_logged, log_code
 from ..rewrites.compat.memory import guard_float32_precision
 from ..rewrites.coverage import publish

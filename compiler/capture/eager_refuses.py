@@ -16,6 +16,7 @@
     where(mask, half, -1e9)             on GPUs, a number that the dtype does not hold
     hardshrink(x.long())                tracing makes it of operators that take integers
     channel_shuffle(x.mT, 2)            on GPUs, of strides in which its channels cannot be split
+    put_(i, y)                          deterministic algorithms are asked for
     fused_moving_avg_obs_fake_quant     an empty state is resized to the number of channels, which tracing ignores
 
 AOTAutograd makes such writes functional, and turns resampling into indexing. Eager's operators differ in the writes
@@ -43,6 +44,7 @@ from .given_again import can_be_split
 
 _NO_USES = ("aten.set_", "_get_data_attr", "aten.view_as", "aten.expand_as", "aten.reshape_as", "aten.sym_size")
 _SPELLED_OUT = ("aten.multilabel_margin_loss", "aten.max_pool1d")
+_IN_NO_ORDER = ("aten.put", "aten.put_", "aten.max_unpool2d", "aten.max_unpool3d")  # also on CPUs
 _UNSAFE = ("aten.unsafe_chunk", "aten.unsafe_split", "aten.unsafe_split_with_sizes")
 _MOST_LOOKED_AT = 1 << 26  # elements of memory that are looked at for places in common
 _Place = tuple[int, list[int], list[int]]  # offset, sizes, strides
@@ -79,6 +81,8 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
         return "result-of-another-type", f"{node.name} writes {wrong}"
     if name == "aten.channel_shuffle" and not can_be_split(val(node.args[0]), node.args[1]):
         return "shuffle-of-strides", f"{node.name} shuffles channels that cannot be split where they lie"
+    if name in _IN_NO_ORDER and torch.are_deterministic_algorithms_enabled() and not _given(node, "accumulate"):
+        return "not-deterministic", f"{node.name} stores to one place in no fixed order, or may"
     if _given(node, "dropout") and _given(node, "train"):  # a recurrent network
         return "dropout-between-layers", f"{node.name} drops values between its layers"
     if _given(node, "per_row_fake_quant") and _is_empty(_given(node, "running_min")):  # an observer

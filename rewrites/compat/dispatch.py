@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import fx
 
 from .operators import OpOverload
 
@@ -114,132 +112,6 @@ def functorch_active() -> bool:
 def forward_ad_active() -> bool:
     """Whether tensors may carry tangents: `torch.autograd.forward_ad.dual_level` is entered."""
     return torch.autograd.forward_ad._current_level >= 0
-
-
-def guard_the_rest(program: fx.GraphModule) -> None:
-    """Have Dynamo compile anew where numbers and modes have changed that it does not look at."""
-    guard_forward_ad()
-    guard_zeros()
-    guard_autocast_dtypes(program)
-    guard_hooks_of_all_modules()
-    guard_hooks_of_modules(program)
-
-
-def guard_forward_ad() -> None:
-    """Have Dynamo compile a program anew where tensors may carry tangents, and where not; it does not by itself."""
-    context = torch._guards.TracingContext.try_get()
-    if context is None:
-        return
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.source import GlobalStateSource
-
-    guard = torch._guards.Guard(GlobalStateSource(), GuardBuilder.DUAL_LEVEL)
-    context.guards_context.dynamo_guards.add(guard)
-
-
-def guard_zeros() -> None:
-    """Have Dynamo compile a program anew for -0.0 where it was compiled for 0.0, and the reverse: to it they are equal.
-
-    Of numbers of layers of torch (the probability of a dropout) it does not ask.
-    """
-    context = torch._guards.TracingContext.try_get()
-    if context is None:
-        return
-    found = context.guards_context.dynamo_guards
-    sources = {guard.originating_source for guard in found if guard.create_fn_name() in _OF_VALUES}
-    for source in sources:
-        if not source.guard_source.is_unspecialized_builtin_nn_module():
-            found.add(torch._guards.Guard(source, _guard_zero))
-
-
-_OF_VALUES = ("CONSTANT_MATCH", "EQUALS_MATCH", "TYPE_MATCH")
-
-
-def _guard_zero(builder: Any, guard: Any) -> None:
-    """Guard the sign of a float that is zero."""
-    from torch._dynamo.guards import get_verbose_code_parts
-
-    value = builder.get(guard)
-    if type(value) is not float or value != 0:
-        return
-    sign = math.copysign(1, value)
-    text = f"{guard.name} has the sign of {value}"
-    parts = get_verbose_code_parts(text, guard)
-    manager = builder.get_guard_manager(guard)
-    alone = sign < 0 and guard.create_fn_name() == "TYPE_MATCH"  # as `has_negative_zeros` says, it runs as written
-    check = lambda x: math.copysign(1, x) == sign if x == 0 else not alone  # noqa: E731
-    try:
-        manager.add_lambda_guard(check, parts, guard.user_stack)
-    except TypeError:  # torch 2.11
-        manager.add_lambda_guard(check, parts)
-
-
-def has_negative_zeros(program: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether a float of which Dynamo has made an input is -0.0 now: as a constant, torch makes it 0.0."""
-    placeholders = zip(program.graph.find_nodes(op="placeholder"), inputs, strict=False)
-    floats = [x for node, x in placeholders if getattr(node.meta.get("grapharg"), "is_tensor", True) is False]
-    known = [x.item() for x in floats if type(x) is torch.Tensor and x.dtype == torch.float64 and not x.dim()]
-    return any(n == 0 and math.copysign(1, n) < 0 for n in known)
-
-
-def guard_autocast_dtypes(program: fx.GraphModule) -> None:
-    """Have Dynamo compile anew where a program that enters autocast itself gets another dtype by default."""
-    entered = program.graph.find_nodes(op="call_function", target=torch.amp.autocast_mode._enter_autocast)
-    devices = sorted({node.args[0] for node in entered if node.args})
-    if devices:
-        guard_equal(lambda: [torch.get_autocast_dtype(device) for device in devices], "the dtypes of autocast are")
-
-
-def guard_hooks_of_all_modules() -> None:
-    """Have Dynamo compile anew where hooks of all modules are registered or removed: it guards no hooks."""
-    from torch.nn.modules import module as modules
-
-    names = [name for name in vars(modules) if name.startswith("_global_") and name.endswith("_hooks")]
-    hooks = [known for name in names if isinstance(known := getattr(modules, name), dict)]
-    guard_equal(lambda: [list(known.values()) for known in hooks], "the hooks of all modules are")
-
-
-def guard_hooks_of_modules(program: fx.GraphModule) -> None:
-    """Have Dynamo compile anew where a module has got hooks, or one with hooks is in its place.
-
-    By default Dynamo finds modules without hooks, and guards only the hooks of others. Each guard takes 0.03 us in
-    every call: there are none for dicts that follow others, nor for hooks of a backward where there is none.
-    """
-    context = torch._guards.TracingContext.try_get()
-    if context is None:
-        return
-    from torch._dynamo.guards import GuardBuilder
-
-    switched = program.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
-    backward = torch.is_grad_enabled() or bool(switched)
-    kinds = _HOOKS_OF_MODULES if backward else _HOOKS_OF_MODULES[:2]
-    found = context.guards_context.dynamo_guards
-    empty = [guard.originating_source for guard in found if guard.create_fn_name() == "EMPTY_NN_MODULE_HOOKS_DICT"]
-    for source in empty:
-        if getattr(source, "member", "") in kinds:
-            found.add(torch._guards.Guard(source, GuardBuilder.SEQUENCE_LENGTH))
-
-
-_HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def guard_equal(read: Callable[[], Any], text: str) -> None:
-    """Have Dynamo compile anew where something global that `read` gives is not as now."""
-    context = torch._guards.TracingContext.try_get()
-    if context is None:
-        return
-    from torch._dynamo.source import GlobalStateSource
-
-    now = read()
-
-    def add(builder: Any, guard: Any) -> None:  # noqa: ARG001
-        root, parts = builder.guard_manager.root, [f"{text} {now}"]
-        try:
-            root.add_lambda_guard(lambda _: read() == now, parts, None)
-        except TypeError:  # torch 2.11
-            root.add_lambda_guard(lambda _: read() == now, parts)
-
-    context.guards_context.dynamo_guards.add(torch._guards.Guard(GlobalStateSource(), add))
 
 
 def autocast_kernel(operator: Any, devices: Sequence[str]) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -109,6 +111,14 @@ def ships_with_torch(target: Any) -> bool:
     if isinstance(target, HigherOrderOperator):
         return type(target).__module__.partition(".")[0] == "torch" and target.__name__ not in _LAUNCHES
     return True
+
+
+def is_method_of_torch(name: str) -> bool:
+    """Whether torch defines what `name` is of tensors, not a user in its place."""
+    own = vars(torch.Tensor).get(name)
+    if isinstance(own, FunctionType):
+        return Path(own.__code__.co_filename).is_relative_to(Path(torch.__file__).parent)
+    return own is None or name not in vars(torch._C.TensorBase) or own.__name__ == name
 
 
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)

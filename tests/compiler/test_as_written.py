@@ -401,3 +401,24 @@ def test_sums_over_no_dims(function, keepdim):
     torch._dynamo.reset()
     made = torch.compile(lambda x: function(x, dim=(), keepdim=keepdim), backend="regraft")(X)
     torch.testing.assert_close(made, function(X, dim=(), keepdim=keepdim))
+
+
+NOT_DETERMINISTIC = {
+    "put": lambda x: x.clone().put_(torch.tensor([0, 1, 1]), x[0, :3]),
+    "unpool": lambda x: F.max_unpool1d(x[None, :, :3], torch.tensor([[[0, 2, 4]] * 4]), 2),
+}
+
+
+@pytest.mark.parametrize("name", NOT_DETERMINISTIC)
+def test_what_eager_refuses_where_algorithms_are_to_be_deterministic(name):
+    torch.compiler.reset()
+    program = NOT_DETERMINISTIC[name]
+    compiled = torch.compile(program, backend="regraft", options={"strict": True})
+    for _ in range(2):
+        assert torch.equal(compiled(X), program(X))
+        torch.use_deterministic_algorithms(True)
+        try:
+            with pytest.raises(RuntimeError, match="deterministic implementation"):
+                compiled(X)
+        finally:
+            torch.use_deterministic_algorithms(False)

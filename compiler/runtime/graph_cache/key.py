@@ -84,7 +84,7 @@ def _state() -> Iterator[str]:
     yield f"threads {torch.get_num_threads()} default {torch.get_default_dtype()}"
     yield f"grad {torch.is_grad_enabled()} inference {torch.is_inference_mode_enabled()}"
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    yield f"deterministic {torch.are_deterministic_algorithms_enabled()} {filled}"
+    yield f"deterministic {torch.get_deterministic_debug_mode()} {filled}"
     yield f"precision {memory.float32_settings()} mkldnn {torch.backends.mkldnn.enabled}"
     yield f"cudnn {torch.backends.cudnn.enabled} {torch.backends.cudnn.benchmark}"
     yield f"autocast {torch.is_autocast_enabled('cpu')} {torch.get_autocast_dtype('cpu')}"
@@ -133,6 +133,8 @@ def _is_given(number: Any) -> bool:
 
 def _target(node: fx.Node) -> str:
     if isinstance(node.target, str):
+        if node.op == "call_method" and not compat.is_method_of_torch(node.target):
+            raise _NoKeyError(f"the graph calls {node.target!r} of tensors, which torch does not define as it is now")
         return node.target
     if not compat.ships_with_torch(node.target):
         raise _NoKeyError(f"the graph calls {node.target}, whose code is not part of the key")

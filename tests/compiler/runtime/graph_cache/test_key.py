@@ -238,3 +238,25 @@ def test_what_is_compiled_for_one_value_of_a_tensor_is_not_recalled_for_another(
     x, compiled = torch.randn(2, 3, 5), torch.compile(padded, backend="regraft", fullgraph=True)
     for width in map(torch.tensor, (0, 1, 3)):
         torch.testing.assert_close(compiled(x, width), padded(x, width))
+
+
+def test_methods_of_tensors_that_users_replace_have_none(monkeypatch):
+    known = key(lambda x: x.sin())
+    assert isinstance(known, str)
+    for method in (torch.Tensor.cos, lambda x: x + 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "sin", method, raising=False)
+            assert isinstance(key(lambda x: x.sin()), Reason)
+    assert key(lambda x: x.sin()) == known
+
+
+def test_errors_instead_of_warnings_are_in_the_key():
+    """Of algorithms that are not deterministic."""
+    known = key()
+    try:
+        torch.use_deterministic_algorithms(True)
+        raises = key()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        assert len({known, raises, key()}) == 3
+    finally:
+        torch.use_deterministic_algorithms(False)
