@@ -46,7 +46,7 @@ from .eager_refuses import eager_may_refuse, moved_after_use, written_of_inferen
 from .outputs import flat_outputs
 from .questions import without_questions
 from .retrace import LossyTraceError, retrace
-from .screen import opaque_memory, screen
+from .screen import opaque_memory, screen, sets_state
 from .shared_inputs import overlapping_targets, view_of_shared_input
 from .transforms import without_transforms
 
@@ -88,7 +88,7 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
     """
     compat.note_sources(gm.graph.find_nodes(op="placeholder"), example_inputs)
     flat, restore = flat_outputs(gm)
-    opaque = opaque_memory(flat, example_inputs)
+    opaque = opaque_memory(flat, example_inputs) or sets_state(flat)
     if opaque is not None:
         return Captured(flat, example_inputs, opaque, restore, as_written=True)
     lean = without_questions(without_tables(flat))

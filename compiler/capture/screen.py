@@ -34,6 +34,17 @@ _STATEFUL = frozenset(
     """.split()  # noqa: SIM905
 )
 _STATEFUL_PREFIXES = ("set_default", "set_rng", "set_float32", "set_num", "set_flush", "set_warn", "_set_")
+# Functions that set what all later programs see. AOTAutograd calls them while it traces, and never again.
+_SETTERS = frozenset(
+    """
+    seed use_deterministic_algorithms _set_deterministic_algorithms set_deterministic_debug_mode
+    set_default_dtype set_default_tensor_type set_default_device set_float32_matmul_precision set_num_threads
+    set_flush_denormal set_warn_always set_rng_state set_autocast_enabled set_autocast_dtype set_autocast_cache_enabled
+    set_autocast_cpu_enabled set_autocast_cpu_dtype set_autocast_gpu_dtype _set_cublas_allow_tf32
+    _set_cudnn_allow_tf32 _set_mkldnn_enabled _set_float32_matmul_precision _set_fp32_precision_setter
+    enable_flash_sdp enable_mem_efficient_sdp enable_math_sdp enable_cudnn_sdp allow_fp16_bf16_reduction_math_sdp
+    """.split()  # noqa: SIM905
+)
 _ATTRIBUTES = frozenset(["data", "grad", "grad_fn", "_base", "_version"])
 _OPERATORS_IN_PLACE = "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor".split()  # noqa: SIM905
 _SPECIAL_IN_PLACE = frozenset(["__setitem__", *(f"__i{name}__" for name in _OPERATORS_IN_PLACE)])
@@ -60,6 +71,17 @@ def opaque_memory(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Reason |
     opaque += gm.graph.find_nodes(op="call_method", target="to_mkldnn")
     message = "{} lies in memory as oneDNN wants it; the program runs as it was written"
     return Reason("opaque-memory", message.format(opaque[0].name), (opaque[0],)) if opaque else None
+
+
+def sets_state(gm: fx.GraphModule) -> Reason | None:
+    """The reason why `gm` must not be compiled, or None: a call that sets state of torch, as each run must do."""
+    graphs = (module.graph for module in gm.modules() if isinstance(module, fx.GraphModule))
+    calls = (node for graph in graphs for node in graph.nodes if node.op == "call_function")
+    setter = next((node for node in calls if getattr(node.target, "__name__", "") in _SETTERS), None)
+    if setter is None:
+        return None
+    message = f"{setter.target.__name__} sets state that later programs see; the program runs as it was written"
+    return Reason("sets-state", message, (setter,))
 
 
 def _refused_input(node: fx.Node, value: Any) -> Reason | None:

@@ -284,3 +284,41 @@ def test_hooks_of_a_module_come_and_go(name, whole):
             if handle is not None:
                 handle.remove()
     assert len(found.graphs) <= 4
+
+
+SETTERS = {
+    "default dtype": (torch.set_default_dtype, torch.float64, torch.get_default_dtype),
+    "deterministic": (torch.use_deterministic_algorithms, True, torch.are_deterministic_algorithms_enabled),
+    "debug mode": (torch.set_deterministic_debug_mode, 1, torch.get_deterministic_debug_mode),
+    "warnings": (torch.set_warn_always, True, torch.is_warn_always_enabled),
+    "attention": (torch.backends.cuda.enable_flash_sdp, False, torch.backends.cuda.flash_sdp_enabled),
+    "autocast dtype": (
+        functools.partial(torch.set_autocast_dtype, "cpu"),
+        torch.float16,
+        functools.partial(torch.get_autocast_dtype, "cpu"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTERS)
+def test_each_run_sets_the_state_that_the_program_sets(name):
+    """AOTAutograd calls such functions while it traces, and never again."""
+    sets, value, state = SETTERS[name]
+    before = state()
+
+    def program(x):
+        sets(value)
+        return x + torch.arange(x.shape[0]) / 3, torch.ones(2)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="regraft")
+    try:
+        for _ in range(2):
+            expected, set_ = program(torch.zeros(4)), state()
+            sets(before)
+            actual = compiled(torch.zeros(4))
+            assert state() == set_ == value and before != value
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+            sets(before)
+    finally:
+        sets(before)
