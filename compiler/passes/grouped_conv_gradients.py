@@ -3,8 +3,9 @@
     convolution_backward(g, x, w)[0]   ->   convolution(g, w turned around, padding d * (k - 1) - p)      stride 1
     convolution_backward(g, x, w)[1]   ->   bmm(rows(g).T, rows(x)), one matrix a group                   a window of 1
 
-Libraries compute the gradients of one group after the other. The gradient of an input is a convolution again, for which
-there is a template if channels are last; the gradient of a weight that looks at one pixel is a product of matrices.
+Libraries compute the gradients of one group after the other, and that of the input of single channels at half the speed
+of the convolution. The gradient of an input is a convolution again, for which there is a template if channels are last;
+the gradient of a weight that looks at one pixel is a product of matrices.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .layout_ends import has_channels_last
 aten = torch.ops.aten
 
 _GPUS = ("cuda",)
-_HALVES = (torch.float16, torch.bfloat16)
+_HALVES, _SINGLE = (torch.float16, torch.bfloat16), (torch.float32,)
 _INPUT, _WEIGHT = 0, 1  # indices of the gradients among the results
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -58,17 +59,24 @@ def compute_grouped_conv_gradients(
 
 
 def _is_grouped(node: fx.Node) -> bool:
-    """Whether each group has channels enough for tensor cores, channels are last, and strides are 1."""
+    """Whether groups are single channels or have enough for tensor cores, channels are last, and strides are 1."""
     values = arguments(node)
     operands = [values[name] for name in ("grad_output", "input", "weight")]
-    if any(dtype(n) not in _HALVES or rank(n) not in _FORMATS for n in operands):
+    single = _of_single_channels(values)
+    if any(dtype(n) not in _HALVES + _SINGLE * single or rank(n) not in _FORMATS for n in operands):
         return False
     sizes = [size for n in operands for size in shape(n)]
     if values["transposed"] or values["groups"] == 1 or not all(isinstance(size, int) and size for size in sizes):
         return False
     if set(values["stride"]) != {1} or not all(map(has_channels_last, operands[:2])):
         return False
-    return min(shape(n)[1] for n in operands[:2]) >= values["groups"] * FEWEST
+    return single or min(shape(n)[1] for n in operands[:2]) >= values["groups"] * FEWEST
+
+
+def _of_single_channels(values: dict[str, Any]) -> bool:
+    """Whether each channel of the result is computed from one of the image, and no other is."""
+    outputs, inputs, *_ = shape(values["weight"])
+    return bool(inputs == 1 and outputs == values["groups"])
 
 
 def _paddings(values: dict[str, Any]) -> list[int]:
@@ -85,7 +93,7 @@ def _has_convolution(values: dict[str, Any]) -> bool:
 
 def _has_product(values: dict[str, Any]) -> bool:
     """In float16, a library may add up parts of a long sum in 16 bits, which overflow."""
-    if dtype(values["input"]) == torch.float16:
+    if dtype(values["input"]) == torch.float16 or _of_single_channels(values):
         return False
     return prod(shape(values["weight"])[2:]) == 1 and not any(values["padding"])
 

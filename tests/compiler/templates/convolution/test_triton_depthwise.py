@@ -20,6 +20,7 @@ from regraft.compiler.templates.convolution.triton_depthwise import (
     DepthwiseTile,
     depthwise_tiles,
     depthwise_triton,
+    most_lines,
 )
 from regraft.compiler.templates.gemm.match import FoundProduct
 
@@ -40,12 +41,14 @@ GEOMETRIES: list[tuple[tuple[int, int], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@takes_turns("together")
-@pytest.mark.parametrize("together", [1, 2, 4])
+@takes_turns("together", "lines")
+@pytest.mark.parametrize(("together", "lines"), [(1, 1), (2, 1), (4, 1), (2, 2), (4, 3)])
 @pytest.mark.parametrize(("kernel", "options"), GEOMETRIES, ids=str)
-def test_windows(kernel: tuple[int, int], options: dict[str, Any], together: int) -> None:
+def test_windows(kernel: tuple[int, int], options: dict[str, Any], together: int, lines: int) -> None:
     inputs = random(2, 24, 6, 7), random(24, 1, *kernel)
-    tile = DepthwiseTile(16, 16, together, 4, 2)
+    found = found_in(on_gpu(lambda x, w: F.conv2d(x, w, groups=24, **options), *inputs))
+    lines = min(lines, most_lines(found.product))
+    tile = DepthwiseTile(16, 16, together, 4, 2, lines=lines)
     found, _ = agrees(lambda x, w: F.conv2d(x, w, groups=24, **options), *inputs, tile=tile)
     assert isinstance(found.product, Depthwise)
 
@@ -114,6 +117,10 @@ def test_neighbours_share_what_they_load() -> None:
     text = depthwise_triton(found.product, DepthwiseTile(32, 32, 4, 4, 2)).text
     assert text.count("x = tl.load") == 10
     assert text.count("tl.fma") == 28
+    text = depthwise_triton(found.product, DepthwiseTile(32, 32, 4, 4, 2, lines=2)).text
+    assert text.count("x = tl.load") == 3 * 10  # the first line, those that both lines of neighbours see, the last
+    assert text.count("tl.fma") == 28 + 56 + 28
+    assert text.count("w = tl.load") == 7 + 7  # for the second line of neighbours, they are kept
 
 
 @pytest.mark.parametrize("capability", [90, 80])
@@ -123,8 +130,8 @@ def test_compiled(capability: int, multiplier: int) -> None:
     found = found_in(on_gpu(lambda x, w: F.conv2d(x, w, padding=3, groups=96), random(2, 96, 56, 56), weight))
     for tile in depthwise_tiles(found.product, 2):
         (made,) = compiled(depthwise_triton(found.product, tile), capability)
-        assert "ld.global.v4" in made.asm["ptx"] or multiplier > 1
-        assert "st.global.v4" in made.asm["ptx"]
+        assert "ld.global.v2" in made.asm["ptx"] or multiplier > 1
+        assert "st.global.v2" in made.asm["ptx"]
 
 
 def test_tiles_fit_the_channels() -> None:
