@@ -1,18 +1,26 @@
-"""From sources to one shared library: kernels with their own flags, and the functions that need torch's headers."""
+"""From sources to one shared library: kernels with their own flags, the graph, and what needs torch's headers."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import platform
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from ...rewrites.compat import export
-from ..codegen.cpp.compiler import SECONDS, LibrarySource, find_compiler, kernel_flags
+from ..codegen.code_cache_dir import code_folder
+from ..codegen.cpp.compiler import SECONDS, Compiler, LibrarySource, find_compiler, kernel_flags
 from ..codegen.cpp.errors import CompileFailed
 from ..codegen.cpp.target import host_target
+from ..storage import seal
+from ..storage.files import note_use, write_whole
+from ..storage.space import note_written
+from .runtime_source import RUNTIME
 
 # What artifacts may use, by the name of the target: all machines with these instructions run them.
 _LEVELS = {
@@ -35,50 +43,69 @@ def instructions() -> tuple[str, tuple[str, ...]]:
 
 
 def missing_text() -> str:
-    """The function `missing_instructions`: the first feature that the machine lacks, or null."""
+    """The function `regraft_missing`: the first feature that the machine lacks, or null."""
     _, features = instructions()
     checks = "".join(f'  if (!__builtin_cpu_supports("{f}")) return "{f}";\n' for f in features)
     start = "  __builtin_cpu_init();\n" if features else ""
-    return f"const char* missing_instructions() {{\n{start}{checks}  return nullptr;\n}}\n"
+    return f"const char* regraft_missing() {{\n{start}{checks}  return nullptr;\n}}\n"
 
 
-def build(wrapper: str, units: Sequence[LibrarySource]) -> bytes:
+def build(graph: str, units: Sequence[LibrarySource]) -> bytes:
     """The shared library of an artifact.
 
     Args:
-        wrapper: C++ that includes torch's headers.
+        graph: C++ of its own functions, without torch's headers.
         units: C++ of kernels.
 
     Raises:
         CompilerMissing, CompileFailed: there is no compiler, or it refuses a source.
     """
-    compiler = find_compiler().path
+    compiler = find_compiler()
     include, libraries = export.library_paths()
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(export.uses_new_strings())}"
-    # Only the functions that are declared to be are seen outside; no instructions that the check has not asked for.
-    flags = [
-        "-std=c++20",
-        "-O1",
-        "-fPIC",
-        "-w",
-        "-fvisibility=hidden",
-        abi,
-        f"-I{include}",
-        f"-I{include}/torch/csrc/api/include",
-    ]
-    if is_x86():
-        flags.append("-mtune=generic")
+    headers = [abi, f"-I{include}", f"-I{include}/torch/csrc/api/include"]
     with tempfile.TemporaryDirectory(prefix="regraft-aot-") as name:
         folder = Path(name)
-        jobs = [(folder / "wrapper.cpp", wrapper, flags)]
-        jobs += [(folder / f"kernels{k}.cpp", u.text, _portable(u.flags)) for k, u in enumerate(units)]
+        jobs: list[Callable[[], Path]] = [
+            partial(_kept_object, compiler, folder / "runtime.cpp", RUNTIME, [*_common_flags(), *headers]),
+            partial(_object, compiler.path, folder / "graph.cpp", graph, _common_flags()),
+        ]
+        for k, unit in enumerate(units):
+            source = folder / f"kernels{k}.cpp"
+            jobs.append(partial(_object, compiler.path, source, unit.text, _portable(unit.flags)))
         with ThreadPoolExecutor(len(jobs)) as pool:
-            objects = list(pool.map(lambda job: _object(compiler, *job), jobs))
+            objects = list(pool.map(lambda job: job(), jobs))
         made = folder / "library.so"
         linked = [f for unit in units for f in unit.flags if f.startswith("-l")]
         link = ["-shared", "-Wl,--gc-sections", *map(str, objects), "-o", str(made), f"-L{libraries}"]
-        _run([compiler, *link, "-ltorch_cpu", "-lc10", "-ldl", *dict.fromkeys(linked)], made)
+        _run([compiler.path, *link, "-ltorch_cpu", "-lc10", "-ldl", *dict.fromkeys(linked)], made)
         return made.read_bytes()
+
+
+def _common_flags() -> list[str]:
+    """Flags of both parts: only functions that are declared to be are seen outside, and any machine runs them."""
+    flags = ["-std=c++20", "-O1", "-fPIC", "-w", "-fvisibility=hidden"]
+    return [*flags, "-mtune=generic"] if is_x86() else flags
+
+
+def _kept_object(compiler: Compiler, source: Path, text: str, flags: Sequence[str]) -> Path:
+    """The object of a source that is compiled once for a machine: its copy in the cache, if that is whole and ours."""
+    parts = [text, *flags, compiler.path, compiler.version, export.version()]
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    kept, entry = code_folder("code") / name[:2] / f"{name}.o", f"code/{name}.o"
+    made = source.with_suffix(".o")
+    with contextlib.suppress(OSError):
+        content = seal.opened(entry, kept.read_bytes())
+        if content is not None:
+            note_use(kept)
+            made.write_bytes(content)
+            return made
+    made = _object(compiler.path, source, text, flags)
+    content = made.read_bytes()
+    with contextlib.suppress(OSError):  # the next one compiles it again
+        write_whole(kept, seal.sealed(entry, content))
+        note_written(len(content))
+    return made
 
 
 def _portable(flags: Sequence[str]) -> list[str]:

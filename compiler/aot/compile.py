@@ -27,8 +27,9 @@ from .artifact import FORMAT, span, write
 from .build import build, instructions, missing_text
 from .errors import AotError
 from .forward import ForwardFunction, loading_text
+from .prelude import ARTIFACT, HEAD
 from .program import AotProgram, export_model, program_of
-from .runtime_source import ARTIFACT, ENTRY, HELPERS
+from .runtime_source import RUNTIME
 from .structure import structure_json
 
 
@@ -70,13 +71,17 @@ def aot_compile(
         loading = loading_text(tables, compiled.folded, compiled.program.state)
     except NotInCppError as refusal:
         raise AotError(_refused(refusal)) from None
-    kernels = (f'extern "C" void {name}(void**, const long long*, Runtime*);' for name in tables.kernels)
-    declared = [*kernels, tables.handles()]
-    source = "\n".join([HELPERS, *declared, "namespace {", forward.text(), loading, missing_text(), ENTRY])
-    name = (
-        "regraft_aot_" + hashlib.sha256("\0".join([source, *(u.text for u in tables.units)]).encode()).hexdigest()[:16]
-    )
-    library = build(f'#define LIBRARY_NAME "{name}"\n{source}', tables.units)
+    kernels = (f"void {name}(void**, const long long*, Runtime*);" for name in tables.kernels)
+    bind = [
+        "void regraft_bind(const Api* given) {\n  api = given;",
+        *(f"  op{k}();" for k in tables.operators.values()),
+        "}",
+    ]
+    functions = [*kernels, *bind, forward.text(), loading, missing_text()]
+    source = "\n".join([HEAD, tables.handles(), 'extern "C" {', *functions, "}\n"])
+    content = "\0".join([RUNTIME, source, *(u.text for u in tables.units)])
+    name = "regraft_aot_" + hashlib.sha256(content.encode()).hexdigest()[:16]
+    library = build(f'{source}extern "C" {{ extern const char regraft_name[] = "{name}"; }}\n', tables.units)
     stored = [value for value in tables.constants.values() if value is not None]
     write(Path(path), library, stored, _manifest(compiled, forward, tables, name))
     return Path(path)

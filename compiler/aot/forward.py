@@ -22,6 +22,9 @@ from .program import AotProgram, Input
 from .ranges import divisors, tightened
 
 _LARGEST = "INT64_MAX"
+_LETTERS = {"tensor": "t", "none": "t", "int": "i", "float": "f", "bool": "b"}
+SIMPLY = '__attribute__((optimize("O0")))\n'
+"""Of functions whose time is that of what they call: optimizing takes longer than all else of compiling them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +62,7 @@ class ForwardFunction:
         self._program = program
         self.symbols: dict[Any, Bound] = {}
         self.conditions: list[str] = []
-        self._lines = [
-            "const at::AutoDispatchBelowADInplaceOrView plain;",
-            "const c10::AutoGradMode no_gradients(false);",
-        ]
-        self._lines.append("const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);")
+        self._lines: list[str] = []
         placeholders = graph_module.graph.find_nodes(op="placeholder")
         state, given = placeholders[: len(program.state)], placeholders[len(program.state) :]
         self._taken = [one for one in program.inputs if one.kind != "constant"]
@@ -89,8 +88,9 @@ class ForwardFunction:
         """The function's C++."""
         body = "\n".join(f"  {line}" for line in self._lines)
         kinds = "".join("t" if one.kind == "tensor" else "i" for one in self._taken)
-        head = "void forward(const Model& model, const c10::IValue* in, std::vector<c10::IValue>& out) {"
-        return f'const char* INPUT_KINDS = "{kinds}";\n{head}\n{body}\n}}\n'
+        given = "".join(_LETTERS[kind] for kind in self.kinds)
+        told = f'const char regraft_inputs[] = "{kinds}", regraft_outputs[] = "{given}";'
+        return f"{told}\n{SIMPLY}void regraft_call(Frame& frame, const void* in, Value* out) {{\n{body}\n}}\n"
 
     def _served(self, graph: fx.Graph) -> tuple[dict[Any, tuple[int, int | None]], list[Any]]:
         """The range of each symbol, and what else is assumed of them."""
@@ -125,12 +125,12 @@ class ForwardFunction:
     def _read(self, position: int, one: Input) -> None:
         name, shown = f"input{position}", string_text(one.name)
         if one.kind == "int":
-            self._lines.append(f"const int64_t {name} = given_number(in[{position}], {shown});")
+            self._lines.append(f"const int64_t {name} = given_number(in, {position}, {shown});")
             self._bind(one.sizes[0], name, f"input '{one.name}'")
             return
         assert one.dtype is not None
-        made = f"given(in[{position}], {shown}, {dtype_text(one.dtype)}, {len(one.sizes)})"
-        self._lines.append(f"at::Tensor {name} = {made};")
+        made = f"given(in, {position}, {shown}, {dtype_text(one.dtype)}, {len(one.sizes)})"
+        self._lines.append(f"Tensor {name} = {made};")
         for dim, size in enumerate(one.sizes):
             if not isinstance(size, int) and size.is_Symbol:
                 self._bind(size, f"{name}.size({dim})", f"dim {dim} of input '{one.name}'")
@@ -180,23 +180,20 @@ class ForwardFunction:
             "{" + ", ".join(expression_text(n, names) for n in part) + "}" for part in (one.sizes, one.strides)
         )
         if changed:
-            self._lines.append(f"unchanged(in[{position}], {string_text(one.name)}, {strides});")
-            self._lines.append(
-                f"if (!input{position}.is_inference()) input{position}.unsafeGetTensorImpl()->bump_version();"
-            )
+            self._lines.append(f"unchanged(in, {position}, {string_text(one.name)}, {strides});")
+            self._lines.append(f"touched(input{position});")
             return
         self._lines.append(f"input{position} = placed(input{position}, {sizes}, {strides});")
 
     def _results(self, function: CppFunction) -> None:
-        self._lines.append(f"out.reserve({len(function.results)});")
         last = {result: k for k, result in enumerate(function.results) if isinstance(result, fx.Node)}
         for position, result in enumerate(function.results):
             text = function.name(result) if isinstance(result, fx.Node) else _constant_result(result)
-            if text.startswith(("model.", "input")) and self.kinds[position] == "tensor":
-                text = f"{text}.clone()"
+            if text.startswith(("constant(", "input")) and self.kinds[position] == "tensor":
+                text = f"cloned({text})"
             elif self.kinds[position] == "tensor" and last.get(result) == position:
-                text = f"std::move({text})"
-            self._lines.append(f"out.emplace_back({text});")
+                text = f"moved({text})"
+            self._lines.append(f"give(out[{position}], {text});")
 
 
 def _constant_result(value: Any) -> str:
@@ -220,7 +217,7 @@ def _written(graph: fx.Graph) -> set[fx.Node]:
 
 
 def loading_text(tables: Tables, folded: Folded | None, state: dict[str, torch.Tensor]) -> str:
-    """The function `bind_constants`: constants from the file's memory; what has a layout of a library is computed.
+    """The function `regraft_load`: constants from the file's memory; what has a layout of a library is computed.
 
     Args:
         tables: with all constants that functions refer to; gets those that others are computed from.
@@ -228,7 +225,7 @@ def loading_text(tables: Tables, folded: Folded | None, state: dict[str, torch.T
         state: the program's parameters and buffers by name.
     """
     computed = _computing(tables, folded, state)
-    lines = [f"model.constants.resize({len(tables.constants)});"]
+    lines: list[str] = []
     offset = 0
     for position, value in enumerate(tables.constants.values()):
         if value is None:
@@ -236,10 +233,11 @@ def loading_text(tables: Tables, folded: Folded | None, state: dict[str, torch.T
         sizes, strides = ("{" + ", ".join(map(integer_text, part)) + "}" for part in (value.shape, value.stride()))
         place = f"memory + {integer_text(offset)}" if value.numel() else "memory"
         made = f"stored({place}, {sizes}, {strides}, {dtype_text(value.dtype)})"
-        lines.append(f"model.constants[{position}] = {made};")
+        lines.append(f"keep(frame, {position}, {made});")
         offset += room(value)
     body = "\n".join(f"  {line}" for line in [*lines, *computed])
-    return f"void bind_constants(Model& model, char* memory) {{\n{body}\n}}\n"
+    count = f"const int64_t regraft_constants = {len(tables.constants)};"
+    return f"{count}\n{SIMPLY}void regraft_load(Frame& frame, char* memory) {{\n{body}\n}}\n"
 
 
 def _computing(tables: Tables, folded: Folded | None, state: dict[str, torch.Tensor]) -> list[str]:
@@ -264,7 +262,7 @@ def _computing(tables: Tables, folded: Folded | None, state: dict[str, torch.Ten
             given[node] = tables.constant(name, weight.detach())
     function = CppFunction(module, plan_memory(module.graph), tables, given, {}, reads_memory=False)
     stored = [
-        f"{tables.constant(name, None)} = {function.name(result)};"
+        f"keep(frame, {list(tables.constants).index(name)}, {function.name(result)});"
         for name, result in zip(wanted, function.results, strict=True)
     ]
     return [*function.lines, *stored]

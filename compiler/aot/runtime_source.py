@@ -1,81 +1,27 @@
-"""The parts of every artifact that are the same: what generated functions call, and what callers of the library do.
+"""The part of every artifact that is the same: what graphs and callers call, with torch's headers.
 
 An artifact is one file: a shared library, then the constants, then the manifest, then a footer that says where they are
-(the loader of the system reads no further than the library's end).
+(the loader of the system reads no further than the library's end). This part is compiled once for a machine
+(`build.py`), and linked with the graph of each artifact (`prelude.py`).
 """
 
 from __future__ import annotations
 
-from ..codegen.cpp_wrapper.tables import Dialect
-from ..codegen.cpp_wrapper.vocabulary import NUMBERS
+from ..codegen.cpp_wrapper.runtime_source import OF_TORCH
+from .prelude import BETWEEN
 
-HELPERS = r"""
-#include <ATen/EmptyTensor.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/List.h>
+_CHECKS = r"""
 #include <ATen/ops/from_blob.h>
-#include <c10/core/ScalarTypeToTypeMeta.h>
 #include <torch/library.h>
 #include <torch/version.h>
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
-#include <cmath>
-#include <cstring>
-#include <memory>
+#include <algorithm>
 #include <mutex>
-#include <string>
 #include <unordered_map>
-#include <vector>
-
-// The same as in the kernels' sources.
-struct Runtime {
-  void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
-  int (*max_threads)();
-  int (*threads)();
-  int (*thread)();
-  long long kind, index, size;
-};
-
+BETWEEN
 namespace {
-using at::ScalarType;
-using at::Tensor;
-using Sizes = at::IntArrayRef;
-using Stack = std::vector<c10::IValue>;
-using Handle = const c10::OperatorHandle&;
-template <class T> using Items = std::initializer_list<T>;
-
-struct Model {
-  std::vector<at::Tensor> constants;
-  std::string manifest;
-  void* memory = nullptr;
-  size_t bytes = 0;
-  ~Model() {
-    constants.clear();
-    if (memory) munmap(memory, bytes);
-  }
-};
-
-c10::OperatorHandle operator_named(const char* name, const char* overload) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-}
-
-template <class... Args> Stack call(const c10::OperatorHandle& op, Args&&... args) {
-  Stack stack;
-  stack.reserve(sizeof...(args));
-  (stack.emplace_back(std::forward<Args>(args)), ...);
-  op.callBoxed(stack);
-  return stack;
-}
-c10::IValue none() { return c10::IValue(); }
-c10::complex<double> complex_number(double real, double imaginary) { return {real, imaginary}; }
-c10::Device cpu() { return c10::Device(c10::DeviceType::CPU); }
-std::string text(const char* given) { return given; }
-
 // Messages are joined here, not by streams, as c10::str does: those of a C++ library that a compiler links into the
 // artifact do not know the locales of the one that torch has loaded.
 std::string word(const char* given) { return given; }
@@ -99,159 +45,19 @@ template <class... Args> std::string said(const Args&... args) {
   ((made += word(args)), ...);
   return made;
 }
-c10::List<int64_t> whole_list(Items<int64_t> items) { return c10::List<int64_t>(items); }
-c10::List<double> real_list(Items<double> items) { return c10::List<double>(items); }
-c10::List<bool> truth_list(Items<bool> items) { return c10::List<bool>(items); }
-c10::List<at::Tensor> tensor_list(Items<at::Tensor> items) { return c10::List<at::Tensor>(items); }
-c10::List<at::Scalar> scalar_list(Items<at::Scalar> items) { return c10::List<at::Scalar>(items); }
-template <class T> using Maybe = std::optional<T>;
-c10::List<Maybe<at::Tensor>> maybe_tensors(Items<Maybe<at::Tensor>> items) {
-  return c10::List<Maybe<at::Tensor>>(items);
-}
-c10::List<Maybe<at::Scalar>> maybe_scalars(Items<Maybe<at::Scalar>> items) {
-  return c10::List<Maybe<at::Scalar>>(items);
-}
-at::Tensor tensor(Stack&& stack, size_t k) {
-  return stack[k].isNone() ? at::Tensor() : std::move(stack[k]).toTensor();
-}
-at::Tensor tensor(Stack& stack, size_t k) { return tensor(std::move(stack), k); }
-at::Tensor item(const Stack& stack, size_t k) {
-  const auto& value = stack[0];
-  return value.isTensorList() ? value.toTensorList().get(k) : value.toListRef()[k].toTensor();
-}
-int64_t whole(const Stack& stack, size_t k) {
-  return stack[k].isBool() ? stack[k].toBool() : stack[k].toScalar().toLong();
-}
-double real(const Stack& stack, size_t k) { return stack[k].toScalar().toDouble(); }
-bool truth(const Stack& stack, size_t k) {
-  return stack[k].isBool() ? stack[k].toBool() : stack[k].toScalar().toBool();
-}
-
-void require(bool holds, const char* message) { TORCH_CHECK(holds, message); }
-[[noreturn]] void divided_by_zero() { TORCH_CHECK(false, "ZeroDivisionError"); }
-NUMBERS
-at::Tensor empty(Sizes sizes, Sizes strides, ScalarType dtype) {
-  return at::detail::empty_strided_cpu(sizes, strides, dtype);
-}
-// As c10::scalar_to_tensor, whose header has all operators: compiling an artifact would take half as long again.
-template <class T> at::Tensor number_tensor(T number) {
-  using Whole = std::conditional_t<std::is_same_v<T, bool>, bool, int64_t>;
-  using Real = std::conditional_t<std::is_floating_point_v<T>, double, Whole>;
-  using Kept = std::conditional_t<std::is_arithmetic_v<T>, Real, T>;
-  at::Tensor made = at::detail::empty_strided_cpu({}, {}, c10::CppTypeToScalarType<Kept>::value);
-  *static_cast<Kept*>(made.mutable_data_ptr()) = number;
-  made.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return made;
-}
-
-void* memory(const at::Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
-
-// A view, `offset` elements after where the tensor begins.
-at::Tensor strided(const at::Tensor& tensor, Sizes sizes, Sizes strides, int64_t offset) {
-  auto made = at::detail::make_tensor<at::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(tensor.storage()),
-                                                      tensor.key_set(), tensor.dtype());
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, tensor.storage_offset() + offset);
-  return made;
-}
-at::Tensor over(const at::Tensor& old, Sizes sizes, Sizes strides) {
-  auto made = at::detail::make_tensor<at::TensorImpl>(c10::Storage(old.storage()), old.key_set(), old.dtype());
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
-  return made;
-}
-
 bool lies(const at::Tensor& tensor, Sizes strides) {
   if (tensor.numel() == 0) return true;
   for (int64_t d = 0; d < tensor.dim(); ++d)
     if (tensor.size(d) != 1 && tensor.stride(d) != strides[d]) return false;
   return true;
 }
-at::Tensor placed(const at::Tensor& tensor, Sizes sizes, Sizes strides) {
-  if (lies(tensor, strides)) return tensor;
-  at::Tensor made = at::detail::empty_strided_cpu(sizes, strides, tensor.scalar_type());
+// As `placed` of this process, but that strides of dims of one element do not matter.
+Impl* placed_loosely(Impl* given, const int64_t* sizes, const int64_t* strides, int64_t dims) {
+  const at::Tensor tensor = shared(given);
+  if (lies(tensor, Sizes(strides, dims))) return released(tensor);
+  at::Tensor made = at::detail::empty_strided_cpu(Sizes(sizes, dims), Sizes(strides, dims), tensor.scalar_type());
   made.copy_(tensor);
-  return made;
-}
-void lay_out(at::Tensor& tensor, Sizes order) {
-  int64_t step = 1;
-  bool dense = true;
-  for (size_t k = order.size(); k-- > 0;) {
-    const int64_t size = tensor.size(order[k]);
-    dense = dense && (size == 1 || tensor.stride(order[k]) == step);
-    step *= most(size, int64_t(1));
-  }
-  if (dense) return;
-  std::vector<int64_t> back(order.size());
-  for (size_t k = 0; k < order.size(); ++k) back[order[k]] = (int64_t)k;
-  tensor = tensor.permute(order).contiguous().permute(back);
-}
-
-at::Tensor stored(char* memory, Sizes sizes, Sizes strides, at::ScalarType dtype) {
-  return at::from_blob(memory, sizes, strides, at::TensorOptions().dtype(dtype));
-}
-
-Runtime entries() {
-  static const Runtime found = [] {
-    Runtime made{};
-    made.parallel = (decltype(made.parallel))dlsym(RTLD_DEFAULT, "GOMP_parallel");
-    made.max_threads = (int (*)())dlsym(RTLD_DEFAULT, "omp_get_max_threads");
-    made.threads = (int (*)())dlsym(RTLD_DEFAULT, "omp_get_num_threads");
-    made.thread = (int (*)())dlsym(RTLD_DEFAULT, "omp_get_thread_num");
-    if (!made.parallel || !made.max_threads || !made.threads || !made.thread) made.parallel = nullptr;
-    return made;
-  }();
-  return found;
-}
-void launch(void (*kernel)(void**, const long long*, Runtime*), void** pointers, const long long* sizes) {
-  Runtime runtime = entries();
-  kernel(pointers, sizes, &runtime);
-  if (!runtime.kind) return;
-  if (runtime.kind == 2) divided_by_zero();
-  TORCH_CHECK_INDEX(false, said("index ", runtime.index, " is out of bounds for dimension with size ", runtime.size));
-}
-
-void relied_on(const at::Tensor& tensor, int64_t dim, int64_t size) {
-  TORCH_CHECK(tensor.size(dim) == size,
-              said("Runtime assertion failed: dimension ", dim, " has size ", tensor.size(dim),
-              ", not ", size, ", as the program relies on"));
-}
-
-at::Tensor given(const c10::IValue& value, const char* name, at::ScalarType dtype, int64_t dims) {
-  TORCH_CHECK_VALUE(value.isTensor() && value.toTensor().defined(), said("input '", name, "' must be a tensor, not ",
-                    value.tagKind()));
-  const at::Tensor& tensor = value.toTensor();
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(),
-                    said("input '", name, "' is on ", tensor.device(), "; it must be on the CPU"));
-  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, said("input '", name, "' has layout ", tensor.layout(),
-                    ", not strided"));
-  TORCH_CHECK_VALUE(tensor.scalar_type() == dtype, said("input '", name, "' has dtype ", tensor.scalar_type(),
-                    "; it must be ", dtype));
-  TORCH_CHECK_VALUE(tensor.dim() == dims, said("input '", name, "' has ", tensor.dim(), " dims; it must have ", dims));
-  return tensor.is_neg() || tensor.is_conj() ? tensor.resolve_conj().resolve_neg() : tensor;
-}
-int64_t given_number(const c10::IValue& value, const char* name) {
-  TORCH_CHECK_VALUE(value.isInt(), said("input '", name, "' must be an integer, not ", value.tagKind()));
-  return value.toInt();
-}
-void is_size(const at::Tensor& tensor, const char* name, int64_t dim, int64_t size, const char* why) {
-  TORCH_CHECK_VALUE(tensor.size(dim) == size, said("input '", name, "': dim ", dim, " is ", tensor.size(dim),
-                    "; it must be ", size, why));
-}
-void in_range(int64_t size, const char* what, int64_t low, int64_t high) {
-  if (size >= low && size <= high) return;
-  const char* why = size == 0 && low == 1 ? " (dynamic dims of size 0 are not compiled ahead of time)" : "";
-  TORCH_CHECK_VALUE(high == INT64_MAX, said(what, " is ", size, "; it must be from ", low, " to ", high, why));
-  TORCH_CHECK_VALUE(false, said(what, " is ", size, "; it must be at least ", low, why));
-}
-void holds(bool condition, const char* what) {
-  TORCH_CHECK_VALUE(condition,
-                    said("the inputs' sizes do not meet a condition that the program was compiled for: ", what));
-}
-void unchanged(const c10::IValue& value, const char* name, Sizes strides) {
-  const at::Tensor& tensor = value.toTensor();
-  TORCH_CHECK_VALUE(!tensor.is_neg() && !tensor.is_conj(), said("input '", name,
-                    "' is written by the program, and must not be a view of negated or conjugate numbers"));
-  TORCH_CHECK_VALUE(lies(tensor, strides), said("input '", name, "' is written by the program, and must have strides ",
-                    strides, ", not ", tensor.strides()));
+  return released(made);
 }
 const char* end_of(const at::Tensor& tensor) {
   int64_t last = 0;
@@ -279,17 +85,129 @@ bool interleaved(const at::Tensor& a, const at::Tensor& b, int64_t bytes) {
   std::sort(dims.rbegin(), dims.rend());
   return !leads(bytes / size, dims, 0);
 }
-void apart(const at::Tensor& written, const char* name, const at::Tensor& other, const char* beside) {
+const at::Tensor& tensor_given(const void* in, int64_t k) { return ((const IValue*)in)[k].toTensor(); }
+}  // namespace
+
+Impl* regraft_given(const void* in, int64_t k, const char* name, int dtype, int64_t dims) {
+  const IValue& value = ((const IValue*)in)[k];
+  TORCH_CHECK_VALUE(value.isTensor() && value.toTensor().defined(), said("input '", name, "' must be a tensor, not ",
+                    value.tagKind()));
+  const at::Tensor& tensor = value.toTensor();
+  TORCH_CHECK_VALUE(tensor.device().is_cpu(),
+                    said("input '", name, "' is on ", tensor.device(), "; it must be on the CPU"));
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, said("input '", name, "' has layout ", tensor.layout(),
+                    ", not strided"));
+  TORCH_CHECK_VALUE(tensor.scalar_type() == (at::ScalarType)dtype, said("input '", name, "' has dtype ",
+                    tensor.scalar_type(), "; it must be ", (at::ScalarType)dtype));
+  TORCH_CHECK_VALUE(tensor.dim() == dims, said("input '", name, "' has ", tensor.dim(), " dims; it must have ", dims));
+  return released(tensor.is_neg() || tensor.is_conj() ? tensor.resolve_conj().resolve_neg() : tensor);
+}
+int64_t regraft_given_number(const void* in, int64_t k, const char* name) {
+  const IValue& value = ((const IValue*)in)[k];
+  TORCH_CHECK_VALUE(value.isInt(), said("input '", name, "' must be an integer, not ", value.tagKind()));
+  return value.toInt();
+}
+void regraft_is_size(Impl* tensor, const char* name, int64_t dim, int64_t size, const char* why) {
+  TORCH_CHECK_VALUE(impl(tensor)->size(dim) == size, said("input '", name, "': dim ", dim, " is ",
+                    impl(tensor)->size(dim), "; it must be ", size, why));
+}
+void regraft_in_range(int64_t size, const char* what, int64_t low, int64_t high) {
+  if (size >= low && size <= high) return;
+  const char* why = size == 0 && low == 1 ? " (dynamic dims of size 0 are not compiled ahead of time)" : "";
+  TORCH_CHECK_VALUE(high == INT64_MAX, said(what, " is ", size, "; it must be from ", low, " to ", high, why));
+  TORCH_CHECK_VALUE(false, said(what, " is ", size, "; it must be at least ", low, why));
+}
+void regraft_holds(bool condition, const char* what) {
+  TORCH_CHECK_VALUE(condition,
+                    said("the inputs' sizes do not meet a condition that the program was compiled for: ", what));
+}
+void regraft_unchanged(const void* in, int64_t k, const char* name, const int64_t* strides, int64_t dims) {
+  const at::Tensor& tensor = tensor_given(in, k);
+  TORCH_CHECK_VALUE(!tensor.is_neg() && !tensor.is_conj(), said("input '", name,
+                    "' is written by the program, and must not be a view of negated or conjugate numbers"));
+  TORCH_CHECK_VALUE(lies(tensor, Sizes(strides, dims)), said("input '", name,
+                    "' is written by the program, and must have strides ", Sizes(strides, dims), ", not ",
+                    tensor.strides()));
+}
+void regraft_apart(Impl* one, const char* name, Impl* another, const char* beside) {
+  const at::Tensor written = shared(one), other = shared(another);
   if (!written.numel() || !other.numel()) return;
   const char *begin = (const char*)written.const_data_ptr(), *start = (const char*)other.const_data_ptr();
   const bool met = end_of(written) > start && end_of(other) > begin && !interleaved(written, other, start - begin);
   TORCH_CHECK_VALUE(!met, said("input '", name,
                     "' is written by the program, and must not share memory with input '", beside, "'"));
 }
-}  // namespace
-""".replace("NUMBERS", NUMBERS)
+void regraft_touched(Impl* tensor) {
+  if (!impl(tensor)->is_inference()) impl(tensor)->bump_version();
+}
+Impl* regraft_cloned(Impl* tensor) { return released(shared(tensor).clone()); }
+Impl* regraft_stored(char* memory, const int64_t* sizes, const int64_t* strides, int64_t dims, int dtype) {
+  const auto kept = at::TensorOptions().dtype((at::ScalarType)dtype);
+  return released(at::from_blob(memory, Sizes(sizes, dims), Sizes(strides, dims), kept));
+}
 
-ENTRY = r"""
+namespace {
+void divided() { refuse("ZeroDivisionError"); }
+void failed(const Runtime* at) {
+  if (at->kind == 2) divided();
+  TORCH_CHECK_INDEX(false, said("index ", at->index, " is out of bounds for dimension with size ", at->size));
+}
+const Api* api() {
+  static const Api made = [] {
+    Api api = {{}, retain, release, size, stride, memory, empty, over, strided, tracked, placed_loosely, laid_out,
+               number, operator_named, call, nullptr, drop, tensor, item, whole, real, truth, failed, refuse,
+               other_size, divided};
+    const char* names[] = {"GOMP_parallel", "omp_get_max_threads", "omp_get_num_threads", "omp_get_thread_num"};
+    bool all = true;
+    for (int k = 0; k < 4; ++k) all = (api.entries[k] = dlsym(RTLD_DEFAULT, names[k])) && all;
+    if (!all) api.entries[0] = nullptr;
+    return api;
+  }();
+  return &made;
+}
+
+struct Model {
+  std::vector<Impl*> constants;
+  std::string manifest;
+  void* memory = nullptr;
+  size_t bytes = 0;
+  ~Model() {
+    for (Impl* constant : constants)
+      if (constant) release(constant);
+    if (memory) munmap(memory, bytes);
+  }
+};
+
+struct Results {
+  std::vector<Value> values = std::vector<Value>(strlen(regraft_outputs));
+  ~Results() {
+    for (size_t k = 0; k < values.size(); ++k)
+      if (regraft_outputs[k] == 't' && values[k].tensor) release(values[k].tensor);
+  }
+  IValue take(size_t k) {
+    switch (regraft_outputs[k]) {
+      case 'i': return values[k].whole;
+      case 'f': return values[k].real;
+      case 'b': return (bool)values[k].whole;
+    }
+    at::Tensor made(Pointer::reclaim(impl(values[k].tensor)));
+    values[k].tensor = nullptr;
+    return made;
+  }
+};
+void forward(const Model& model, const IValue* in, std::vector<IValue>& out) {
+  const at::AutoDispatchBelowADInplaceOrView plain;
+  const c10::AutoGradMode no_gradients(false);
+  const BelowAutograd no_autocast(c10::autocast_dispatch_keyset);
+  Results results;
+  Frame frame{model.constants.data(), nullptr, -1};
+  regraft_call(frame, in, results.values.data());
+  out.reserve(results.values.size());
+  for (size_t k = 0; k < results.values.size(); ++k) out.push_back(results.take(k));
+}
+"""
+
+_ENTRY = r"""
 struct Footer {
   char magic[16];
   uint64_t library, constants, constants_end, manifest, manifest_end, total;
@@ -297,7 +215,7 @@ struct Footer {
 static const char MAGIC[16] = "REGRAFT-AOT-001";
 
 std::unique_ptr<Model> opened(const char* path) {
-  const char* missing = missing_instructions();
+  const char* missing = regraft_missing();
   TORCH_CHECK(!missing, said("this machine's processor lacks ", missing, ", which ", path, " was compiled for"));
   const int file = open(path, O_RDONLY | O_CLOEXEC);
   TORCH_CHECK(file >= 0, said(path, " cannot be opened: ", strerror(errno)));
@@ -313,7 +231,7 @@ std::unique_ptr<Model> opened(const char* path) {
   model->manifest.resize(at.manifest_end - at.manifest);
   TORCH_CHECK(pread(file, &model->manifest[0], model->manifest.size(), (off_t)at.manifest) ==
               (ssize_t)model->manifest.size(), said(path, " cannot be read"));
-  TORCH_CHECK(model->manifest.find("\"" LIBRARY_NAME "\"") != std::string::npos, said(path,
+  TORCH_CHECK(model->manifest.find("\"" + std::string(regraft_name) + "\"") != std::string::npos, said(path,
               " has changed since its library was loaded into this process"));
   if (at.constants_end > at.constants) {
     model->bytes = at.constants_end - at.constants;
@@ -322,7 +240,10 @@ std::unique_ptr<Model> opened(const char* path) {
     model->memory = memory;
   }
   const at::AutoDispatchBelowADInplaceOrView plain;
-  bind_constants(*model, (char*)model->memory);
+  model->constants.resize(regraft_constants);
+  Frame frame{model->constants.data(), nullptr, -1};
+  regraft_bind(api());
+  regraft_load(frame, (char*)model->memory);
   return model;
 }
 
@@ -359,7 +280,7 @@ std::tuple<std::vector<at::Tensor>, std::vector<int64_t>, std::vector<double>> r
   std::vector<c10::IValue> in, out;
   in.reserve(tensors.size() + numbers.size());
   size_t t = 0, n = 0;
-  for (const char* kind = INPUT_KINDS; *kind; ++kind) {
+  for (const char* kind = regraft_inputs; *kind; ++kind) {
     if (*kind == 't') in.emplace_back(tensors[t++]);
     else in.emplace_back(numbers[n++]);
   }
@@ -377,7 +298,7 @@ std::tuple<std::vector<at::Tensor>, std::vector<int64_t>, std::vector<double>> r
 
 // Registered when Python asks for it, not when the library is loaded: C++ may load two copies of one artifact.
 void register_operators() {
-  static torch::Library made(torch::Library::DEF, LIBRARY_NAME, std::nullopt, __FILE__, __LINE__);
+  static torch::Library made(torch::Library::DEF, regraft_name, std::nullopt, __FILE__, __LINE__);
   static bool done = false;
   if (done) return;
   done = true;
@@ -405,13 +326,13 @@ EXPORTED void regraft_aot_close(void* model) { delete (Model*)model; }
 EXPORTED const char* regraft_aot_manifest(void* model) { return ((Model*)model)->manifest.c_str(); }
 EXPORTED int regraft_aot_run(void* model, const c10::IValue* inputs, size_t count, std::vector<c10::IValue>* outputs) {
   return guarded([&] {
-    TORCH_CHECK_VALUE(count == strlen(INPUT_KINDS),
-                      said("the program takes ", strlen(INPUT_KINDS), " inputs, not ", count));
+    TORCH_CHECK_VALUE(count == strlen(regraft_inputs),
+                      said("the program takes ", strlen(regraft_inputs), " inputs, not ", count));
     outputs->clear();
     forward(*(const Model*)model, inputs, *outputs);
   });
 }
 """
 
-ARTIFACT = Dialect(HELPERS, "model.constants[{}]", everywhere=True)
-"""Statements that run without Python."""
+RUNTIME = OF_TORCH + _CHECKS.replace("BETWEEN", BETWEEN) + _ENTRY
+"""The C++ of this part."""

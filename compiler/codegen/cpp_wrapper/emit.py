@@ -5,8 +5,7 @@
 return (%add,)                      { void* p[] = {memory(mm), ...}; launch(::k3f9a, p, nullptr); }
                                     mm.reset();
 
-Statements are written in words that each dialect defines: an artifact's in terms of torch's headers, those of this
-process without any (`prelude.py`).
+Statements call functions that are declared without torch's headers (`prelude.py`), by artifacts and in this process.
 """
 
 from __future__ import annotations

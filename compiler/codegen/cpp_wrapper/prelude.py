@@ -1,4 +1,4 @@
-"""The words of statements in this process, without torch's headers: a second rather than five to compile.
+"""The words of statements, without torch's headers: a fraction of a second rather than five to compile.
 
 Tensors are pointers that an extension module (`runtime_source.py`, compiled once for a machine) counts references of,
 and whatever is done with them goes through a table of that module's functions. What these throw passes through the

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 PYTHON = r"""
+#ifdef TENSOR_AT
+PyObject* THPVariable_Wrap(const at::TensorBase&);
+PyObject* THPVariable_Wrap(at::TensorBase&&);
+namespace torch { void translate_exception_to_python(const std::exception_ptr&); }
+#else
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#define TENSOR_AT offsetof(THPVariable, cdata)
+#endif
+namespace {
 PyObject *out_of_range, *profiler, *profiler_on, *tensor_class;
 
 bool is_tensor(PyObject* x) { return PyObject_TypeCheck(x, (PyTypeObject*)tensor_class); }
@@ -109,12 +119,6 @@ struct Failure { Runtime at; };  // of a kernel
 struct Divided {};
 void failed(const Runtime* at) { throw Failure{*at}; }
 void divided() { throw Divided{}; }
-void refuse(const char* message) { TORCH_CHECK(false, message); }
-void other_size(int64_t dim, int64_t found, int64_t size) {
-  // Joined here: streams of a C++ library that a compiler links statically do not know those of torch.
-  refuse(("Runtime assertion failed: dimension " + std::to_string(dim) + " has size " + std::to_string(found) +
-          ", not " + std::to_string(size) + ", as the program relies on").c_str());
-}
 Api api = {{}, retain, release, size, stride, memory, empty, over, strided, tracked, placed, laid_out, number,
            operator_named, call, python, drop, tensor, item, whole, real, truth, failed, refuse, other_size, divided};
 """

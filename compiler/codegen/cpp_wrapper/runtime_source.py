@@ -15,7 +15,6 @@ from .prelude import SHARED
 from .runtime_python import MODULE, PYTHON
 
 _HEADERS = r"""
-#include <Python.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
@@ -30,17 +29,8 @@ _HEADERS = r"""
 #include <memory>
 #include <string>
 #include <vector>
-#ifdef TENSOR_AT
-PyObject* THPVariable_Wrap(const at::TensorBase&);
-PyObject* THPVariable_Wrap(at::TensorBase&&);
-namespace torch { void translate_exception_to_python(const std::exception_ptr&); }
-#else
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
-#define TENSOR_AT offsetof(THPVariable, cdata)
-#endif
-namespace {
 SHARED
+namespace {
 using c10::IValue;
 using c10::TensorImpl;
 using Values = std::vector<IValue>;
@@ -240,8 +230,19 @@ bool truth(Stack* stack, int64_t k) {
   const IValue& made = values(stack)[k];
   return made.isBool() ? made.toBool() : made.toScalar().toBool();
 }
+
+void refuse(const char* message) { TORCH_CHECK(false, message); }
+void other_size(int64_t dim, int64_t found, int64_t size) {
+  // Joined here: streams of a C++ library that a compiler links statically do not know those of torch.
+  refuse(("Runtime assertion failed: dimension " + std::to_string(dim) + " has size " + std::to_string(found) +
+          ", not " + std::to_string(size) + ", as the program relies on").c_str());
+}
+}  // namespace
 """
 
-_TEXT = _HEADERS + _TENSORS + _OPERATORS + PYTHON + MODULE
-RUNTIME = _TEXT.replace("SHARED", SHARED).replace("LARGE_BYTES", str(LARGE_BYTES))
+_TEXT = _HEADERS + _TENSORS + _OPERATORS
+OF_TORCH = _TEXT.replace("SHARED", SHARED).replace("LARGE_BYTES", str(LARGE_BYTES))
+"""The functions of `Api` that need torch's headers, but not Python's."""
+
+RUNTIME = "#include <Python.h>\n" + OF_TORCH + PYTHON + MODULE
 """The C++ of the module."""

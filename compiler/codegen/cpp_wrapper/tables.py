@@ -23,7 +23,7 @@ class Dialect:
     """The surroundings that statements are written for: an artifact, or a wrapper in this process.
 
     Args:
-        words: C++ that comes before them; values get no name that stands in it.
+        words: C++ that comes before them; values get no name that it contains.
         constants: the expression of a constant, ``{}`` for its position.
         everywhere: they run without Python, so that operators must be torch's own.
         owns_inputs: inputs are dropped after their last use.

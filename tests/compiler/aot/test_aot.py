@@ -22,9 +22,10 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min
 import regraft
 from regraft.compiler import aot
 from regraft.compiler.aot.artifact import read_manifest
+from regraft.compiler.aot.prelude import ARTIFACT, HEAD
 from regraft.compiler.aot.program import export_model, program_of
 from regraft.compiler.aot.ranges import tightened
-from regraft.compiler.aot.runtime_source import ARTIFACT, ENTRY, HELPERS
+from regraft.compiler.aot.runtime_source import RUNTIME
 from regraft.compiler.codegen.cpp import can_build, compiler
 from regraft.compiler.codegen.cpp_wrapper import runtime_python
 from regraft.compiler.codegen.cpp_wrapper.emit import CppFunction
@@ -167,7 +168,7 @@ def test_the_example_in_cpp_runs_an_artifact(perceptron, tmp_path):
     assert "dim 1 is 15; it must be 16" in wrong.stderr
 
 
-@in_thorough_runs  # a convolution is in `Patches`, a batch of any size in `Rows`; compiling one artifact takes 8 s
+@in_thorough_runs  # a convolution is in `Patches`, a batch of any size in `Rows`
 def test_convolutions_with_any_batch_and_layout(folder):
     model = convolutional()
     path = regraft.aot_compile(
@@ -232,7 +233,7 @@ class Rows(torch.nn.Module):
 
 
 class Dynamic(torch.nn.Module):
-    """A transformer beside `Rows`, in one artifact: it takes seven seconds to compile, whatever is in it."""
+    """A transformer beside `Rows`, in one artifact."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,7 +306,7 @@ def test_what_is_assumed_of_sizes_is_told_as_ranges():
 
 
 def test_no_value_hides_a_function_that_statements_call():
-    functions = set(re.findall(r"^(?:template <[^>]*> )?[\w:&*]+ (\w+)\(", HELPERS, re.MULTILINE))
+    functions = set(re.findall(r"^(?:inline )?[\w:&*]+ (\w+)\(", HEAD, re.MULTILINE))
     assert {"placed", "lay_out", "memory", "launch", "strided"} <= functions
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
@@ -384,7 +385,7 @@ def test_messages_where_a_compiler_links_its_library_statically(tmp_path, monkey
         loaded(torch.randn(3, 4).double())
 
 
-@pytest.mark.parametrize("source", [HELPERS, ENTRY, runtime_python.PYTHON], ids=["helpers", "entry", "wrapper"])
+@pytest.mark.parametrize("source", [RUNTIME, runtime_python.PYTHON], ids=["artifact", "wrapper"])
 def test_messages_are_joined_without_streams(source):
     """torch joins several parts of a message by a stream."""
     for call in re.finditer(r"TORCH_CHECK\w*(?=\()", source):

@@ -50,7 +50,7 @@ class Writing(torch.nn.Module):
 
 
 class Both(torch.nn.Module):
-    """An artifact takes seven seconds to compile, whatever is in it."""
+    """Both in one artifact."""
 
     def forward(self, x, y, u, v, a, b, z, *others):
         return Several()(a, b, z, *others), Writing()(x, y, u, v)
