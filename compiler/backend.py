@@ -63,7 +63,7 @@ from .options.rules import resolve_rules
 from .passes.align_rows import strides_of_outputs, take_strides
 from .passes.containment import Containment, PassFailedError
 from .pipeline import refuse_unknown
-from .runtime.calls import Boxed, as_calls, of_plain_tensors, restored, row_by_row
+from .runtime.calls import Boxed, as_backward, as_calls, default_dtype, of_plain_tensors, restored
 from .runtime.cudagraphs.graphs import CudaGraphs, drop_captures
 from .runtime.cudagraphs.host import Split, split_host
 from .runtime.cudagraphs.replay import Replay
@@ -132,6 +132,7 @@ class Compilation:
         self.training = torch.is_grad_enabled() and any(_requires_grad(x) for x in example_inputs)
         kind = "training" if self.training else "inference"
         self.record = GraphRecord(compile_name(), kind, nodes=len(gm.graph.nodes))
+        self._default_dtype = torch.get_default_dtype()
         self._devices = frozenset(x.device.type for x in example_inputs if isinstance(x, torch.Tensor))
         refuse_unknown(options.without, self.rules)
         self._faults = faults_of(self.record, options)
@@ -385,7 +386,8 @@ class Compilation:
     ) -> Callable[..., Any]:
         """Compile one graph after differentiation.
 
-        A backward may be compiled at its first run, perhaps by several threads: the first one compiles it for all.
+        A backward may be compiled at its first run, perhaps by several threads: the first one compiles it for all. By
+        then numbers of Python may become tensors of another dtype.
         """
         if kind != "backward":
             self._backward = None  # it belongs to an earlier attempt
@@ -394,7 +396,7 @@ class Compilation:
             except Exception as error:
                 self._raised = error
                 raise
-        with compile_lock(), left_out(self.options.without):
+        with compile_lock(), left_out(self.options.without), default_dtype(self._default_dtype):
             if self._backward is None:
                 self._backward = self._compile_one(graph_module, inputs, kind)
                 self._tell()
@@ -404,7 +406,7 @@ class Compilation:
         """Compile one graph; its time is not counted as time for differentiating."""
         start = time.perf_counter()
         if kind == "backward":  # the forward is compiled already: only the backward can start again
-            call = row_by_row(self._compiled_backward(graph_module, inputs))
+            call = as_backward(self._compiled_backward(graph_module, inputs))
         else:
             call = at_eagers_place(self._compiled(graph_module, inputs, kind), graph_module)
         self._nested += time.perf_counter() - start

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
 
 from ...rewrites.backup import copied
-from ...rewrites.compat import is_renamed_tensor, mark_boxed
+from ...rewrites.compat import autocast_off, autocast_on, is_renamed_tensor, mark_boxed
 from ...rewrites.compat.maps import by_rows, maps_over_gradients
 from ...rewrites.graph import apart, gives_view, op_name
 from ...rewrites.moves import VIEWS
@@ -105,13 +106,32 @@ def _put_after(node: fx.Node, function: Callable[..., Any], argument: Any) -> No
     node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
 
 
-def row_by_row(call: Boxed) -> Boxed:
-    """A backward that a map over several gradients at once runs for one after the other.
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Compute with a default dtype that may no longer be set."""
+    now = torch.get_default_dtype()
+    if now == dtype:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(now)
 
-    torch.autograd.grad(y, x, gradients, is_grads_batched=True)
+
+def as_backward(call: Boxed) -> Boxed:
+    """A backward as its user may run it: within autocast, whatever the forward ran in, or for several gradients.
+
+    torch.autograd.grad(y, x, gradients, is_grads_batched=True)     one after the other
+
+    In a compiled graph all casts are there. Autocast would add its own to calls of libraries.
     """
 
     def run(args: list[Any]) -> Any:
+        if autocast_on():
+            with autocast_off():
+                return run(args)
         level = maps_over_gradients()
         if not level:
             return call(args)

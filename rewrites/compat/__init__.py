@@ -5,7 +5,6 @@ private name of torch. Functions about memory, AOTAutograd and attention are use
 """
 
 from .dispatch import (
-    autocast_as_compiled,
     autocast_kernel,
     autocast_off,
     autocast_on,
@@ -148,7 +147,6 @@ __all__ = [
     "asks_for_transforms",
     "assumptions",
     "attribute",
-    "autocast_as_compiled",
     "autocast_kernel",
     "autocast_off",
     "autocast_on",

@@ -135,11 +135,6 @@ def autocast_off() -> contextlib.AbstractContextManager[Any]:
     return torch._C._DisableAutocast()
 
 
-def autocast_as_compiled() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """The autocast in which AOTAutograd runs a graph that is compiled now: none if it is on, else as it is then."""
-    return autocast_off if torch._C._is_any_autocast_enabled() else contextlib.nullcontext
-
-
 def run_kernel(operator: Any, key: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call the kernel that `operator` has under a dispatch key."""
     return operator._op_dk(key, *args, **kwargs)

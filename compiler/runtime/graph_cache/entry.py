@@ -25,7 +25,7 @@ from ....rewrites.record import GraphRecord
 from ...autograd.returned_inputs import WithInputs
 from ...codegen.wrapper.emit import WrapperSource
 from ...codegen.wrapper.wrapper import load
-from ..calls import row_by_row
+from ..calls import as_backward
 from ..cudagraphs.graphs import CudaGraphs
 from . import store
 from .training import TrainingStep, runner
@@ -98,7 +98,7 @@ class CachedProgram:
         if graphs is not None and self.static is not None:
             forward = graphs.forward(forward, self.static, step.facts.outputs)
             backward = graphs.backward(backward) if step.captured else backward
-        return runner(step, forward, row_by_row(backward))
+        return runner(step, forward, as_backward(backward))
 
 
 def save(key: str, entry: CachedProgram) -> bool:

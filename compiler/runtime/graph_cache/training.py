@@ -89,7 +89,7 @@ def runner(step: TrainingStep, forward: Boxed, backward: Boxed) -> Callable[...,
 
 
 def _function(step: TrainingStep, forward: Boxed, backward: Boxed) -> Any:
-    facts, autocast = step.facts, compat.autocast_as_compiled()
+    facts = step.facts
     differentiable = [place for place, wanted in enumerate(facts.differentiable) if wanted]
 
     class RecalledStep(torch.autograd.Function):
@@ -119,7 +119,7 @@ def _function(step: TrainingStep, forward: Boxed, backward: Boxed) -> Any:
             return _Once.apply(_backward, len(given), torch.empty(0, requires_grad=True), *given, *_parameters(ctx))
 
     def _backward(given: list[Any]) -> Any:
-        with torch.no_grad(), autocast():
+        with torch.no_grad():
             return tuple(backward(given))
 
     return RecalledStep

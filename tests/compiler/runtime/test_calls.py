@@ -1,5 +1,6 @@
 """Backwards that are asked for several gradients at once, and graphs that run as they are written."""
 
+import pytest
 import torch
 from support.caches import cache_in
 from support.lowering import trace
@@ -31,6 +32,41 @@ def test_jacobians_of_all_rows_at_once(tmp_path, monkeypatch):
                 given = torch.randn(size), torch.randn(size)
                 ours, theirs = (jacobian(f, given, vectorize=True) for f in (compiled, program))
                 torch.testing.assert_close(ours, theirs)
+
+
+def mixed(x, w):
+    return ((x @ w) + torch.arange(4) / 8).sin().cumsum(0) @ w.softmax(-1)
+
+
+@pytest.fixture
+def other_default_dtype():
+    before = torch.get_default_dtype()
+    yield torch.set_default_dtype
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("inside", ["neither", "autocast", "default dtype"])
+def test_backwards_that_run_in_another_state(inside, tmp_path, monkeypatch, other_default_dtype):
+    """Compiled, run again, and recalled: of library calls, results would be of other dtypes than kernels read."""
+
+    def gradients(call, within):
+        x, w = (torch.linspace(-2, k, 16).reshape(4, 4).requires_grad_() for k in (1, 3))
+        y = call(x, w)
+        if within == "default dtype":
+            other_default_dtype(torch.float64)
+        with torch.autocast("cpu", torch.bfloat16, enabled=within == "autocast"):
+            found = torch.autograd.grad(y.double().sum(), (x, w))
+        other_default_dtype(torch.float32)
+        return found
+
+    monkeypatch.delenv("REGRAFT_DISABLE_CACHE", raising=False)
+    expected = gradients(mixed, "neither")
+    with cache_in(tmp_path):
+        for _ in range(2):
+            torch.compiler.reset()
+            compiled = torch.compile(mixed, backend="regraft", options={"strict": True})
+            for within in (inside, "neither", inside):
+                torch.testing.assert_close(gradients(compiled, within), expected)
 
 
 def test_gradients_of_which_rows_lie_otherwise(tmp_path, monkeypatch):

@@ -238,7 +238,7 @@ def test_a_program_that_goes_on_is_another_one(order):
 
 @pytest.mark.parametrize("around", [(False, True), (True, False), (True, True)])
 def test_autocast_in_the_backward_alone(around):
-    """Eager computes what it is switched on for."""
+    """It casts what the forward did, and nothing else: kernels count on the dtypes of what they read."""
     results = []
     for how in ("eager", "compiled", "recalled"):
         torch.compiler.reset()
@@ -246,7 +246,7 @@ def test_autocast_in_the_backward_alone(around):
         run = torch.mm if how == "eager" else torch.compile(lambda x, w: torch.mm(x, w), backend="regraft")
         with torch.autocast("cpu", torch.bfloat16, enabled=around[0]), regraft.coverage() as cov:
             out = run(x, w)
-        with torch.autocast("cpu", torch.bfloat16, enabled=around[1]), cov:
+        with torch.autocast("cpu", torch.bfloat16, enabled=around[1] and how != "eager"), cov:
             out.backward(torch.ones_like(out))
         results.append((x.grad, w.grad))
     torch.testing.assert_close(results[1], results[0])
