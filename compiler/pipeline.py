@@ -36,6 +36,7 @@ from .options.checks import check_name
 from .passes.align_rows import align_rows
 from .passes.bags_as_sums import write_bags_as_sums
 from .passes.channels_last import Spread, layout_question, spread_channels_last
+from .passes.conjugate_gradients import conjugate_gradients
 from .passes.constant_sdpa_masks import simplify_sdpa_masks
 from .passes.constants_on_device import keep_constants_on_device
 from .passes.conv_as_mm import convolutions_as_matmuls, images_as_rows
@@ -321,6 +322,7 @@ JOINT = (
     # What an attention's kernel has replaced is gone by now.
     _simple("recompute_softmax", recompute_softmax, TRAINING),
     _simple("results_apart", keep_results_apart, TRAINING),
+    _simple("conjugate_gradients", conjugate_gradients, TRAINING, required=True),
 )  # fmt: skip
 
 _SIZES = _simple(
