@@ -13,7 +13,7 @@ one_hot(i, n), rrelu(x)         torch's spelling lies in memory as the operand d
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ _MARGIN, _ENTROPY = aten.multilabel_margin_loss.default, aten.binary_cross_entro
 _SAMPLE = aten.multi_margin_loss.default
 _OF_MARGINS = ("p", "margin", "weight", "reduction")
 _WHOLE = {target: kept_whole(target) for target in (aten.softshrink.default, aten.hardshrink.default)}
+_SHRUNK = (aten.softshrink_backward.default, aten.hardshrink_backward.default)
 _REFUSED = "all elements of {} should be between 0 and 1"
 
 
@@ -57,6 +58,11 @@ def compute_as_eager(graph_module: fx.GraphModule) -> int:
     if changed:
         graph_module.recompile()
     return changed
+
+
+def shrunk_of_symbolic_sizes(func: Any, args: Sequence[Any]) -> torch.Tensor | None:
+    """What the backward of a whole call gives on fake tensors of symbolic sizes, for which torch has no metadata."""
+    return args[0] * args[1] if func in _SHRUNK and any(map(compat.has_symbols, args[:2])) else None
 
 
 def _has_symbols(node: fx.Node) -> bool:

@@ -20,7 +20,7 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat import autograd
-from .as_eager import compute_as_eager
+from .as_eager import compute_as_eager, shrunk_of_symbolic_sizes
 from .branch_gradients import lay_out_branch_gradients
 from .changing_numbers import by_tensors
 from .checked_draws import draw_as_eager
@@ -111,8 +111,14 @@ def _corrected_mode(example_inputs: Sequence[Any]) -> Any:
     """The fake tensor mode of the inputs, whose metadata will be eager's; None without one."""
     mode = compat.fake_mode_of(example_inputs)
     if mode is not None:
-        compat.correct_fakes(mode, corrected, of_symbolic_sizes)
+        compat.correct_fakes(mode, corrected, _of_symbolic_sizes)
     return mode
+
+
+def _of_symbolic_sizes(func: Any, args: Sequence[Any]) -> Any:
+    """What a call gives on fake tensors where torch's metadata raises for symbolic sizes; None for others."""
+    shrunk = shrunk_of_symbolic_sizes(func, args)
+    return of_symbolic_sizes(func, args) if shrunk is None else shrunk
 
 
 def _around_products() -> dict[Any, Callable[..., Any]]:

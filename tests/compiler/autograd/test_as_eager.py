@@ -100,3 +100,9 @@ def _refused(call, *args):
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+def test_shrinking_of_symbolic_sizes():
+    """Torch has no metadata for its backward."""
+    x = torch.linspace(-1, 1, 20).reshape(5, 4)
+    hold(lambda x: [F.hardshrink(x, 0.3), F.softshrink(x).t(), F.hardshrink(x.t() * 2)], x)
