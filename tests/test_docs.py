@@ -20,6 +20,7 @@ from regraft.compiler.options import list_options, list_templates
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# The first example runs in a Python that has imported nothing (`test_debugging.py`).
 EXAMPLES = sorted({*(ROOT / "docs" / "examples").glob("*.py")} - {ROOT / "docs" / "examples" / "quickstart.py"})
 
 
@@ -33,14 +34,6 @@ def run(file, folder):
     own_cache = {"REGRAFT_CACHE_DIR": str(folder / "cache")}
     (done,) = run_fresh([script], cwd=folder, environment=own_cache, code_of_all_runs=True)
     assert done.code == 0, done.output + done.errors
-
-
-def test_the_first_example_runs_in_a_python_that_has_imported_nothing(tmp_path):
-    """`run_fresh` starts from a process that has the compiler already."""
-    environment = os.environ | {"REGRAFT_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, str(ROOT / "docs" / "examples" / "quickstart.py")]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)

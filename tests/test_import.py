@@ -12,19 +12,17 @@ HEAVY = ("torch._dynamo", "torch._inductor", "transformers", "rich", "jinja2", "
 
 
 @functools.cache
-def modules_after(statement: str) -> set[str]:
-    code = f"import sys; {statement}; print('\\n'.join(sys.modules))"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+def modules_after(*statements: str) -> list[set[str]]:
+    """The modules that a process has after each of some statements."""
+    code = "import sys\n" + "\n".join(f"{statement}\nprint(*sys.modules)" for statement in statements)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return [set(line.split()) for line in done.stdout.splitlines()]
 
 
-def test_import_adds_only_its_own_small_modules_to_torch():
-    added = modules_after("import torch, regraft") - modules_after("import torch")
-    assert added == {"regraft", "regraft._version"}
-
-
-def test_coverage_stays_light():
-    added = modules_after("import torch, regraft; regraft.coverage()") - modules_after("import torch")
-    assert not [name for name in HEAVY if name in added]
+def test_import_and_coverage_add_little_to_torch():
+    torchs, imported, covering = modules_after("import torch", "import regraft", "regraft.coverage()")
+    assert imported - torchs == {"regraft", "regraft._version"}
+    assert not [name for name in HEAVY if name in covering - torchs]
 
 
 @pytest.mark.parametrize("name", regraft.__all__)

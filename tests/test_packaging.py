@@ -53,8 +53,7 @@ def test_wheel_holds_what_is_no_module(wheel):
 
 
 def test_torch_finds_the_backend_without_import():
-    code = "import torch; assert 'regraft' in torch._dynamo.list_backends()"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    """Programs of `test_threads.py` and `test_debugging.py` name it in a Python that has imported nothing."""
     (found,) = (e for e in entry_points(group="torch_dynamo_backends") if e.name == "regraft")
     assert found.load() is regraft.backend
 

@@ -102,7 +102,7 @@ def _place(x):
     return x.storage_offset(), [(n, stride) for n, stride in zip(x.shape, x.stride(), strict=True) if n > 1]
 
 
-@one_row_in(3)
+@one_row_in(5)
 @takes_turns("dynamic", "grad")
 @pytest.mark.parametrize("program", [given, results_written, inputs_written, parts_written])
 @pytest.mark.parametrize("layout", LAYOUTS)
