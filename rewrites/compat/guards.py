@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ def guard_the_rest(program: fx.GraphModule) -> None:
     guard_environment()
     guard_hooks_of_all_modules()
     guard_hooks_of_modules(program)
-    guard_methods(program)
+    guard_classes(program)
 
 
 def guard_forward_ad() -> None:
@@ -139,10 +139,12 @@ def guard_hooks_of_modules(program: fx.GraphModule) -> None:
 _HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def guard_methods(program: fx.GraphModule) -> None:
-    """Have Dynamo compile anew where a method that it has traced, or recorded, is another in its class.
+def guard_classes(program: fx.GraphModule) -> None:
+    """Have Dynamo compile anew where what traced code has found in a class is another, or in a class derived from it.
 
-        Attention.forward = another
+        Attention.forward = another             a method that is traced, or of tensors and recorded
+        Attention.scale = 0.5                   a number or text that traced code names
+        Attention.forward.__defaults__ = (2,)   of methods and functions
 
     It looks for classes of objects and at what objects themselves have. A module's call is never traced.
     """
@@ -153,41 +155,56 @@ def guard_methods(program: fx.GraphModule) -> None:
     recorded = {str(node.target) for node in program.graph.find_nodes(op="call_method")}
     of_tensors = [(torch.Tensor, name) for name in sorted(recorded) if hasattr(torch.Tensor, name)]
     found = context.guards_context.dynamo_guards
-    sources = [guard for guard in found if guard.create_fn_name() == "TYPE_MATCH"]
+    sources = [guard for guard in found if guard.create_fn_name() in _OF_OBJECTS]
 
     def add(builder: Any, guard: Any) -> None:  # noqa: ARG001
-        classes = dict.fromkeys(type(builder.get(source)) for source in sources)
-        methods = [(kind, name) for kind in classes for name in _methods(kind, codes)]
-        _add_to_root(
-            builder, _same_methods(methods + of_tensors), f"{len(methods)} methods of classes are as they were"
-        )
+        values = [builder.get(source) for source in sources]
+        classes = dict.fromkeys(x if isinstance(x, type) else type(x) for x in values)
+        read = [(kind, name) for kind in classes for name in _read_in(kind, codes)]
+        methods = (getattr(kind, name) for kind, name in read)
+        functions = [*values, *(getattr(x, "__func__", x) for x in methods)]
+        with_defaults = {x: "__defaults__" for x in functions if isinstance(x, FunctionType) and x.__defaults__}
+        attributes: list[tuple[Any, str]] = [*read, *with_defaults.items(), *of_tensors]
+        text = f"methods, constants and defaults of classes and functions ({len(attributes)}) are as they were"
+        _add_to_root(builder, _same(attributes), text)
 
     _guard_state(add)
 
 
-def _methods(kind: type, codes: frozenset[CodeType]) -> Iterator[str]:
-    """Names of functions of a class whose code is among these, and of what calls a module."""
-    if issubclass(kind, torch.nn.Module):
+_OF_OBJECTS = ("TYPE_MATCH", "ID_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "FUNCTION_MATCH")
+_CONSTANTS = (int, float, bool, str, type(None))
+
+
+def _read_in(kind: type, codes: frozenset[CodeType]) -> Iterator[str]:
+    """Names of what a class has that this code runs or may read, and of what calls a module."""
+    module = issubclass(kind, torch.nn.Module)
+    if module:
         yield "__call__"
+    named = {name for code in codes for name in code.co_names}
     for base in kind.__mro__:
         for name, value in vars(base).items():
-            function = value.__func__ if isinstance(value, staticmethod) else value
-            if isinstance(function, FunctionType) and function.__code__ in codes and name != "__call__":
+            function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+            runs = isinstance(function, FunctionType) and function.__code__ in codes
+            constant = type(value) in _CONSTANTS and name in named and not name.startswith("__")
+            if (runs or constant) and not (module and name == "__call__"):
                 yield name
 
 
-def _same_methods(methods: Sequence[tuple[type, str]]) -> Callable[[Any], bool]:
-    """A check that each of these names is the same method of its class; it keeps no class and no function alive."""
-    kinds, names = [weakref.ref(kind) for kind, _ in methods], [name for _, name in methods]
-    known = [_seen(getattr(kind, name)) for kind, name in methods]
+def _same(attributes: Sequence[tuple[Any, str]]) -> Callable[[Any], bool]:
+    """A check that these are the same attributes of classes and functions; it keeps none of these alive."""
+    owners, names = [weakref.ref(owner) for owner, _ in attributes], [name for _, name in attributes]
+    values = [getattr(owner, name) for owner, name in attributes]
+    known, kinds = [_seen(value) for value in values], list(map(type, values))
 
     def holds(_: Any) -> bool:
         try:
-            now = list(map(getattr, map(operator.call, kinds), names))
-        except AttributeError:  # also of a class that is gone
+            now = list(map(getattr, map(operator.call, owners), names))
+            before = list(map(operator.call, known))
+            if now == before:
+                return list(map(type, now)) == kinds
+            return all(a == b or _traces(a) for a, b in zip(now, before, strict=True))
+        except (AttributeError, RuntimeError, ValueError):  # of an owner that is gone; of defaults that are tensors
             return False
-        before = list(map(operator.call, known))
-        return now == before or all(a == b or _traces(a) for a, b in zip(now, before, strict=True))
 
     return holds
 
@@ -197,8 +214,10 @@ def _traces(method: Any) -> bool:
     return getattr(getattr(method, "__code__", None), "co_filename", "") == torch.fx._symbolic_trace.__file__
 
 
-def _seen(method: Any) -> Callable[[], Any]:
-    return weakref.ref(method) if isinstance(method, FunctionType) else lambda: method
+def _seen(value: Any) -> Callable[[], Any]:
+    if isinstance(value, MethodType):
+        return weakref.WeakMethod(value)
+    return weakref.ref(value) if isinstance(value, FunctionType) else lambda: value
 
 
 def _traced() -> list[CodeType]:

@@ -10,8 +10,14 @@ import regraft
 
 
 class Scaled(nn.Module):
+    scale = 1.5
+
     def forward(self, x):
-        return self.factor() * x
+        return self.factor() * x * self.scale - self.shift()
+
+    @classmethod
+    def shift(cls, by=0.5):
+        return by
 
     @staticmethod
     def factor():
@@ -23,8 +29,14 @@ class Wider(Scaled):
 
 
 class Options:
+    divisor = 2
+
     def bias(self):
         return 1.0
+
+
+def shifted(x, by=1.0):
+    return x + by
 
 
 OPTIONS = Options()
@@ -75,6 +87,12 @@ CHANGES = {
     "method of a derived class": (lambda x: LAYERS(x), replaced(Wider, "forward", lambda module, x: x * 3)),
     "static method": (lambda x: LAYERS(x), replaced(Scaled, "factor", staticmethod(lambda: 5.0))),
     "method of a layer of torch": (lambda x: LAYERS(x), replaced(nn.Linear, "forward", lambda module, x: x - 1)),
+    "class method": (lambda x: LAYERS(x), replaced(Scaled, "shift", classmethod(lambda cls: 5.0))),
+    "constant": (lambda x: LAYERS(x), replaced(Scaled, "scale", 3)),
+    "constant of a derived class": (lambda x: LAYERS(x), replaced(Wider, "scale", -1.0)),
+    "constant of another type": (lambda x: LAYERS(x) / Options.divisor, replaced(Options, "divisor", True)),
+    "default": (lambda x: LAYERS(x), replaced(vars(Scaled)["shift"].__func__, "__defaults__", (4.0,))),
+    "default of a function": (lambda x: shifted(x), replaced(shifted, "__defaults__", (4.0,))),
     "method of one object": (lambda x: LAYERS(x), replaced(LAYERS[0], "forward", lambda x: x - 1)),
     "call of all modules": (lambda x: LAYERS(x), replaced(nn.Module, "__call__", called)),
     "method of no module": (lambda x: x + OPTIONS.bias(), replaced(Options, "bias", lambda _: 7.0)),
