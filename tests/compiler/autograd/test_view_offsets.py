@@ -31,16 +31,26 @@ def written_twice(x, w):
     return last, first, x
 
 
+def complex_of_real(x, w):
+    z = torch.view_as_complex(x.view(x.shape[0], -1, 2))
+    z.mul_(2)
+    return z, z[1:].t(), z.imag, z.conj()
+
+
+def part_of_complex(x, w):
+    return torch.view_as_complex(x.view(x.shape[0], -1, 2)).imag.mul_(2)
+
+
 @one_row_in(3)
 @takes_turns("trained")
 @pytest.mark.parametrize("dynamic", [False, True, None])
 @pytest.mark.parametrize("trained", [False, True])
-@pytest.mark.parametrize("program", [half, turned, beside_others, written_twice])
+@pytest.mark.parametrize("program", [half, turned, beside_others, written_twice, complex_of_real, part_of_complex])
 def test_results_begin_where_eagers_do(program, trained, dynamic):
     torch._dynamo.reset()
     compiled = torch.compile(program, backend="regraft", dynamic=dynamic)
     w = torch.tensor([0.5], requires_grad=trained)
-    sizes = ((3, 4, 1), (2, 6, 5), (4, 2, 0), (3, 4, 2))
+    sizes = ((3, 4, 2), (2, 6, 6), (4, 2, 0), (3, 4, 4))
     for rows, columns, before in sizes if dynamic is not False else (sizes[0], sizes[-1]):
         memory = torch.arange(float(rows * columns + before + 3))
         x, y = (m[before : before + rows * columns].view(rows, columns) for m in (memory.clone(), memory.clone()))
