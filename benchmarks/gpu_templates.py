@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_templates.py                        all
     python benchmarks/gpu_templates.py decoding "conv 56"     those whose names begin so
+    python benchmarks/gpu_templates.py training               convolutions of single channels, forward and backward
     python benchmarks/gpu_templates.py --peer inductor        TorchInductor beside them, too
 
 Programs are spelled out, in bfloat16, and each is recorded as one CUDA graph, so that times are the GPU's; ours have
@@ -54,6 +55,21 @@ def randn(*shape: int, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(shape, device="cuda") * scale).to(BF16)
 
 
+def trained_with(above: torch.Tensor) -> Callable[[Step], Step]:
+    """Forward and backward of a program, given the gradient of its result."""
+
+    def trained(function: Step) -> Step:
+        def step(*given: torch.Tensor) -> list[torch.Tensor]:
+            with torch.enable_grad():
+                wanted = [x.detach().requires_grad_() for x in given]
+                out = function(*wanted)
+                return [out.detach(), *torch.autograd.grad(out, wanted, above.to(out.dtype))]
+
+        return step
+
+    return trained
+
+
 def attention(kind: str, batch: int, heads: int, rows: int, depth: int) -> Case:
     """Forward and backward, with the libraries that take such scores."""
     inputs = [randn(batch, heads, rows, depth) for _ in range(3)] + [randn(1, heads, rows, rows)] * (kind == "bias")
@@ -72,14 +88,7 @@ def attention(kind: str, batch: int, heads: int, rows: int, depth: int) -> Case:
         mask = bias[0].expand(batch, -1, -1, -1) if bias else None
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=kind == "causal")
 
-    def trained(function: Step) -> Step:
-        def step(*given: torch.Tensor) -> list[torch.Tensor]:
-            with torch.enable_grad():
-                wanted = [x.detach().requires_grad_() for x in given]
-                out = function(*wanted)
-                return [out.detach(), *torch.autograd.grad(out, wanted, above.to(out.dtype))]
-
-        return step
+    trained = trained_with(above)
 
     def by(backend: SDPBackend) -> Step:
         def step(*given: torch.Tensor) -> list[torch.Tensor]:
@@ -136,6 +145,31 @@ def convolution(image: tuple[int, ...], weight: tuple[int, ...], residual: bool 
     return Case(block, inputs)
 
 
+def single_channels(channels: int, side: int, kernel: int, dtype: torch.dtype, stride: int) -> Case:
+    """A convolution of single channels of 64 images, forward and backward."""
+    x = randn(64, channels, side, side).to(dtype, memory_format=torch.channels_last)
+    w = randn(channels, 1, kernel, kernel, scale=1 / kernel).to(dtype, memory_format=torch.channels_last)
+
+    def spelled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w, padding=kernel // 2, stride=stride, groups=channels)
+
+    return Case(spelled, [x, w], trained_with(torch.randn_like(spelled(x, w))))
+
+
+# Channels, sides of images, of windows, the dtype, and how far windows are apart.
+SINGLE_CHANNELS: list[tuple[int, int, int, torch.dtype, int]] = [
+    (96, 56, 7, BF16, 1), (384, 14, 7, BF16, 1), (768, 7, 7, BF16, 1), (240, 28, 5, BF16, 1), (144, 56, 3, BF16, 1),
+    (96, 112, 3, BF16, 2), (96, 56, 7, torch.float32, 1), (240, 28, 5, torch.float32, 1),
+    (144, 56, 3, torch.float32, 1),
+]  # fmt: skip
+
+
+def named(channels: int, side: int, kernel: int, dtype: torch.dtype, stride: int) -> str:
+    """The name of one of them."""
+    more = f", {str(dtype).removeprefix('torch.')}" * (dtype != BF16) + f", by {stride}" * (stride > 1)
+    return f"single channels, {kernel}x{kernel}, {side}x{side}x{channels}{more}"
+
+
 def few_rows(rows: int, depth: int, columns: int, bits: int = 16) -> Case:
     """A linear layer and a residual; weights of 8 bits come with a scale for each column."""
     x, r = randn(rows, depth), randn(rows, columns)
@@ -171,6 +205,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "conv 7x7, 3 channels": lambda: convolution((64, 3, 224, 224), (64, 3, 7, 7), padding=3, stride=2),
     "conv 7x7, single channels": lambda: convolution((64, 96, 56, 56), (96, 1, 7, 7), padding=3, groups=96),
     "conv 3x3, single channels": lambda: convolution((64, 144, 28, 28), (144, 1, 3, 3), padding=1, groups=144),
+    **{f"training {named(*case)}": lambda case=case: single_channels(*case) for case in SINGLE_CHANNELS},
     **{
         f"product {rows}x{depth}x{columns}, {bits} bits": lambda s=(rows, depth, columns, bits): few_rows(*s)
         for rows in (1, 16, 64)

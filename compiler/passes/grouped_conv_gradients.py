@@ -2,14 +2,17 @@
 
     convolution_backward(g, x, w)[0]   ->   convolution(g, w turned around, padding d * (k - 1) - p)      stride 1
     convolution_backward(g, x, w)[1]   ->   bmm(rows(g).T, rows(x)), one matrix a group                   a window of 1
+    convolution_backward(g, x, w)      ->   two calls, one for each gradient                             single channels
 
 Libraries compute the gradients of one group after the other, and that of the input of single channels at half the speed
 of the convolution. The gradient of an input is a convolution again, for which there is a template if channels are last;
-the gradient of a weight that looks at one pixel is a product of matrices.
+the gradient of a weight that looks at one pixel is a product of matrices. There is a template for the gradient of a
+weight of single channels, which a call of its own computes.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection
 from math import prod
 from typing import Any
@@ -46,12 +49,13 @@ def compute_grouped_conv_gradients(
     for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         if val(node.args[0]).device.type not in devices or not _is_grouped(node):
             continue
-        values = arguments(node)
         for index, fits, computed in (
             (_INPUT, _has_convolution, _gradient_of_input),
             (_WEIGHT, _has_product, _gradient_of_weight),
+            (_WEIGHT, _is_beside_another, _weight_alone),
         ):
-            if values["output_mask"][index] and fits(values):
+            values = {} if compat.is_erased(node) else arguments(node)
+            if values and values["output_mask"][index] and fits(values):
                 _replace(editor, node, index, computed, keep_stream)
                 made += 1
     graph_module.recompile()
@@ -59,7 +63,7 @@ def compute_grouped_conv_gradients(
 
 
 def _is_grouped(node: fx.Node) -> bool:
-    """Whether groups are single channels or have enough for tensor cores, channels are last, and strides are 1."""
+    """Whether groups are single channels or have enough for tensor cores, and channels are last."""
     values = arguments(node)
     operands = [values[name] for name in ("grad_output", "input", "weight")]
     single = _of_single_channels(values)
@@ -68,7 +72,7 @@ def _is_grouped(node: fx.Node) -> bool:
     sizes = [size for n in operands for size in shape(n)]
     if values["transposed"] or values["groups"] == 1 or not all(isinstance(size, int) and size for size in sizes):
         return False
-    if set(values["stride"]) != {1} or not all(map(has_channels_last, operands[:2])):
+    if not all(map(has_channels_last, operands[:2])):
         return False
     return single or min(shape(n)[1] for n in operands[:2]) >= values["groups"] * FEWEST
 
@@ -88,14 +92,19 @@ def _paddings(values: dict[str, Any]) -> list[int]:
 
 def _has_convolution(values: dict[str, Any]) -> bool:
     """A window may be padded by no more than reaches beyond its own size."""
-    return min(_paddings(values)) >= 0
+    return set(values["stride"]) == {1} and min(_paddings(values)) >= 0
 
 
 def _has_product(values: dict[str, Any]) -> bool:
     """In float16, a library may add up parts of a long sum in 16 bits, which overflow."""
     if dtype(values["input"]) == torch.float16 or _of_single_channels(values):
         return False
-    return prod(shape(values["weight"])[2:]) == 1 and not any(values["padding"])
+    return set(values["stride"]) == {1} and prod(shape(values["weight"])[2:]) == 1 and not any(values["padding"])
+
+
+def _is_beside_another(values: dict[str, Any]) -> bool:
+    """Whether the call computes another gradient of single channels as well."""
+    return _of_single_channels(values) and bool(values["output_mask"][_INPUT])
 
 
 def _gradient_of_input(editor: Editor, values: dict[str, Any]) -> fx.Node:
@@ -115,6 +124,11 @@ def _gradient_of_weight(editor: Editor, values: dict[str, Any]) -> fx.Node:
     above, below = (_rows(editor, values[name], groups) for name in ("grad_output", "input"))
     product = editor.call(aten.bmm.default, editor.call(aten.transpose.int, above, 1, 2), below)
     return editor.call(aten.view.default, product, shape(values["weight"]))
+
+
+def _weight_alone(editor: Editor, values: dict[str, Any]) -> fx.Node:
+    call = editor.call(aten.convolution_backward.default, *list(values.values())[:-1], [False, True, False])
+    return editor.call(operator.getitem, call, _WEIGHT)
 
 
 def _rows(editor: Editor, image: fx.Node, groups: int) -> fx.Node:

@@ -18,9 +18,15 @@ from .common.task import Task
 from .common.template import GpuTemplate
 from .common.template_pass import TemplatePass
 from .convolution.triton_fuse import ConvolutionTemplate
+from .convolution.weight_gradients import WeightGradientTemplate
 from .gemm.triton_fuse import ProductTemplate
 
-TEMPLATES: tuple[type[GpuTemplate], ...] = (AttentionTemplate, ProductTemplate, ConvolutionTemplate)
+TEMPLATES: tuple[type[GpuTemplate], ...] = (
+    AttentionTemplate,
+    ProductTemplate,
+    ConvolutionTemplate,
+    WeightGradientTemplate,
+)
 """The templates for GPUs, in the order in which they decide."""
 
 

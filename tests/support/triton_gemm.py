@@ -99,6 +99,14 @@ def interpret(
 ) -> tuple[list[torch.Tensor], KernelSource]:
     """The results of a kernel, given what it reads, and what memory it needs beside its results."""
     results = [allocate(result.buffer, {}) for result in found.product.results]
+    interpret_launches(source, inputs, results, workspaces)
+    return results, source
+
+
+def interpret_launches(
+    source: KernelSource, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor], workspaces: Sequence[Buffer]
+) -> None:
+    """Run all launches of a kernel, which write to `results`."""
     own = [allocate(buffer, {}).fill_(float("nan")) for buffer in workspaces]
     held = [memory(x) for x in (*inputs, *results, *own)]
     for launch in source.launches:
@@ -107,7 +115,6 @@ def interpret(
         for place, filled in zip(launch.places, after, strict=True):
             if place >= len(inputs):
                 held[place].copy_(filled)
-    return results, source
 
 
 def agrees(

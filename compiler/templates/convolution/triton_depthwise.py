@@ -215,7 +215,7 @@ class _DepthwiseTriton(GemmTriton):
         self.line(f"in_line = {' & '.join(conditions)}", f"line = a_at + ({moved})", f"places = b_at + ({weight})")
         channels = self.column_mask(self.tile.columns)
         self._weights([s * line.weight for s in range(line.window.kernel)], seen)
-        for column, pairs in _columns(line.window, self._together):
+        for column, pairs in columns_seen(line.window, self._together):
             place = f"first{len(c.sides)} + {column}"
             borders = [f"({place} >= 0)", f"({place} < {line.window.size})"]
             mask = where("in_line", *borders, channels)
@@ -263,7 +263,7 @@ def _spans(lines: int, below: int) -> Iterator[tuple[range, range]]:
         yield range(step, step + 1), range(step - lines + 1, below)
 
 
-def _columns(window: Sliding, together: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+def columns_seen(window: Sliding, together: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """The columns that neighbours look at, from the first one's first; which places of which neighbours these are."""
     found: dict[int, list[tuple[int, int]]] = {}
     for t in range(together):

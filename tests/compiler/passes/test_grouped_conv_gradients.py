@@ -27,7 +27,7 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
     "single channels": (nn.Conv2d(6, 6, 3, padding=1, groups=6), (2, 6, 7, 5), 1),
     "single channels, dilated": (nn.Conv2d(6, 6, (2, 3), dilation=2, groups=6, bias=False), (2, 6, 9, 8), 1),
     "single channels of one pixel": (nn.Conv2d(6, 6, 1, groups=6), (2, 6, 7, 5), 1),
-    "single channels, strided": (nn.Conv2d(6, 6, 3, stride=2, groups=6), (2, 6, 7, 6), 0),
+    "single channels, strided": (nn.Conv2d(6, 6, 3, stride=2, groups=6), (2, 6, 7, 6), 1),
     "several of one": (nn.Conv2d(6, 12, 3, groups=6), (2, 6, 7, 6), 0),
     "one group": (nn.Conv2d(8, 4, 3), (2, 8, 7, 6), 0),
     "strided": (nn.Conv2d(8, 4, 3, stride=2, groups=2), (2, 8, 7, 6), 0),

@@ -89,3 +89,42 @@ def test_images_that_are_not_aligned() -> None:
         for start in (0, 1, 8):
             x = memory[start : start + 2 * 64 * 14 * 14].view(2, 14, 14, 64).permute(0, 3, 1, 2)
             near(run(x, w, v), block, x, w, v)
+
+
+# sizes of the images, of the window, options of the convolution
+SINGLE: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
+    "wide": ((4, 96, 28, 28), 7, {"padding": 3}),
+    "narrow": ((3, 40, 15, 13), 3, {"padding": 1}),
+    "strided": ((4, 64, 15, 15), 3, {"padding": 1, "stride": 2}),
+    "dilated": ((2, 17, 16, 16), 3, {"padding": 2, "dilation": 2}),
+}
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", SINGLE)
+def test_gradients_of_single_channels(name: str, dtype: torch.dtype) -> None:
+    image, kernel, options = SINGLE[name]
+    x, w = random(*image, dtype=dtype), random(image[1], 1, kernel, kernel, dtype=dtype) / kernel
+
+    def gradient(at: int) -> Callable[..., torch.Tensor]:
+        def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+            made = run(x, w) if x.dtype == dtype and ours else block(x, w)
+            return torch.autograd.grad(made, (x, w), torch.ones_like(made))[at]
+
+        return function
+
+    def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(F.conv2d(x, w, groups=image[1], **options))
+
+    run = torch.compile(block, backend="regraft", options={"profit": "always", "rules": ()})
+    for at in range(2):
+        ours = True
+        with regraft.coverage() as cov:
+            for _ in range(2):
+                found = gradient(at)(x, w)
+        ours = False
+        near(found, gradient(at), x, w)
+        assert cov.fallbacks == []
+        if at == 0:
+            assert "depthwise_weight" in templates(cov)
