@@ -28,6 +28,7 @@ from . import (
     fixed_norms,
     gates,
     head_layout,
+    learned_scores,
     linear,
     logic,
     masked_exponents,
@@ -127,6 +128,8 @@ PRODUCTS: tuple[Respelling, ...] = (
     matmul.product,
     matmul.product_with_bias,
     matmul.equal_ranks,
+    learned_scores.scores_of_weights,
+    learned_scores.column_as_row,
     scale.scale_after_product,
     view_order.implied_batch,
     matmul.probabilities_left,
@@ -138,12 +141,14 @@ PRODUCTS: tuple[Respelling, ...] = (
     head_layout.split_above_product,
     head_layout.rows_split_above_product,
     head_layout.split_above_elementwise,
+    head_layout.split_for_all_readers,
     head_layout.merge_below_product,
     head_layout.rows_merged_below_product,
     head_layout.permute_below_product,
     head_layout.merge_below_elementwise,
     head_layout.permute_below_elementwise,
     head_layout.transpose_above_elementwise,
+    head_layout.column_above_elementwise,
 )
 
 NORMAL_FORM: tuple[Respelling, ...] = (

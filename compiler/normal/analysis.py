@@ -34,7 +34,7 @@ SELECT = ("aten.where", "aten.masked_fill")
 DROPOUT = ("aten.dropout", "aten.native_dropout")
 POINTWISE = (*UNARY, *BINARY, *SELECT, *CASTS)
 # Searches may find views before `views.py` turns them into one of VIEWS.
-_CHAIN = RESHAPES | REORDERS | EXPANDS | CUTS | ALIASES | COPIES | {*POINTWISE, *DROPOUT}
+CHAIN = RESHAPES | REORDERS | EXPANDS | CUTS | ALIASES | COPIES | {*POINTWISE, *DROPOUT}
 
 _DEEPEST = 12  # operators of two values that are compared
 
@@ -182,13 +182,13 @@ def _is_batched_product(node: fx.Node) -> bool:
 
 
 def _reaches(node: Any, memo: str, found: Callable[[fx.Node], bool]) -> bool:
-    """Search depth-first through `_CHAIN`; the result is cached in the metadata of the node until the next sweep."""
+    """Search depth-first through `CHAIN`; the result is cached in the metadata of the node until the next sweep."""
     if not isinstance(node, fx.Node):
         return False
     memos = node.meta.setdefault("memo", {})
     if memo not in memos:
         memos[memo] = found(node) or (
-            op_name(node) in _CHAIN
+            op_name(node) in CHAIN
             and "opaque" not in node.meta
             and any(_reaches(n, memo, found) for n in node.all_input_nodes if is_tensor(n))
         )

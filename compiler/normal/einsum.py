@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,9 @@ def einsum_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
         left = builders.permute(edit, node, a, [terms[0].index(c) for c in roles.left + roles.contracted])
         order = [*roles.right[:-1], *roles.contracted, roles.right[-1]]
         return edit.call(aten.matmul.default, left, builders.permute(edit, node, b, [terms[1].index(c) for c in order]))
+    wider = _batched(node, edit, (a, b), terms, roles, out)
+    if wider is not None:
+        return wider
     if len(roles.left) < 2 <= len(roles.right):
         a, b, terms, roles = b, a, terms[::-1], roles.swapped()
     # Rows of several letters, as of queries in groups, are products side by side with the same right operand.
@@ -80,6 +84,35 @@ def _summed(node: fx.Node, edit: Editor, a: fx.Node, b: fx.Node, terms: list[str
     products = edit.call(aten.pow.Tensor_Scalar, a, 2) if a is b else edit.call(aten.mul.Tensor, a, b)
     total = edit.call(aten.sum.dim_IntList, products, [d for d, c in enumerate(first) if c not in out])
     return builders.permute(edit, node, total, [kept.index(c) for c in out])
+
+
+def _batched(
+    node: fx.Node, edit: Editor, operands: Sequence[fx.Node], terms: list[str], roles: Letters, out: str
+) -> fx.Node | None:
+    """The same product with the first letter among those of both operands, if only one of them has it.
+
+    einsum("hqd,bhkd->bhqk", q, k)  ->  einsum("bhqd,bhkd->bhqk", reshape(q, [1, h, q, d]), k), as a `matmul`
+    """
+    first = out[0] if out else ""
+    if not roles.batch or not any(first in own and len(own) > 1 for own in (roles.left, roles.right)):
+        return None
+    has = [t.startswith(first) for t in terms]
+    if not any(has):
+        return None
+    left, right = (own.replace(first, "") for own in (roles.left, roles.right))
+    batch, sides = roles.batch, []
+    for x, term, own, given, order in zip(operands, terms, (left, right), has, (0, 1), strict=True):
+        parts = (own, roles.contracted) if order == 0 else (roles.contracted, own)
+        letters = (first if given else "") + batch + "".join(parts)
+        sizes = dict(zip(term, shape(x), strict=True))
+        target = [sizes[first] if given else 1, *(sizes[c] for c in batch)]
+        target += [product(sizes[c] for c in part) for part in parts]
+        permuted = builders.permute(edit, node, x, [term.index(c) for c in letters])
+        sides.append(builders.reshape(edit, node, permuted, target))
+    sizes = {c: n for t, x in zip(terms, operands, strict=True) for c, n in zip(t, shape(x), strict=True)}
+    whole = first + batch + left + right
+    result = builders.reshape(edit, node, edit.call(aten.matmul.default, *sides), [sizes[c] for c in whole])
+    return builders.permute(edit, node, result, [whole.index(c) for c in out])
 
 
 def _is_shared(roles: Letters, out: str) -> bool:

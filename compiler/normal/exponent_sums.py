@@ -66,6 +66,50 @@ def norm_of_exponents(node: fx.Node, edit: Editor) -> fx.Node | None:
     return edit.call(aten.sum.dim_IntList, x, list(dims), values["keepdim"])
 
 
+# -- logarithms
+
+
+@respelling("aten.log")
+def logarithm_of_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """log(sum(exp(x), [d], True))  ->  logsumexp(x, [d], True)."""
+    total = node.args[0]
+    exponents: Any = total.args[0] if sees(node, total, "aten.sum") else None
+    if not sees(node, exponents, "aten.exp") or not is_float(exponents.args[0]) or dtype(total) != dtype(exponents):
+        return None
+    values = arguments(total)
+    dims = [values["dim"]] if isinstance(values.get("dim"), int) else values.get("dim")
+    if not dims or rank(exponents) == 0:
+        return None
+    return edit.call(aten.logsumexp.default, exponents.args[0], list(dims), bool(values.get("keepdim")))
+
+
+@respelling("aten.add")
+def logarithm_and_shift(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """logsumexp(x - m, [d], True) + m  ->  logsumexp(x, [d], True), for a maximum `m`."""
+    if arguments(node).get("alpha", 1) != 1 or not is_float(node):
+        return None
+    for total, shift in (node.args[:2], node.args[1::-1]):
+        if not sees(node, total, "aten.logsumexp") or not is_tensor(shift) or not like(node, total):
+            continue
+        x, largest = difference(node, total.args[0])
+        if x is None or largest is None or not like(total.args[0], x) or not like(node, shift):
+            continue
+        dims = total.args[1]
+        over = reduction(node, _attached(node, largest), "aten.amax", "aten.max")
+        if over is None or over[0] is not x or [d % rank(x) for d in dims] != [over[1]]:
+            continue
+        if _bare(_attached(node, shift)) is _bare(_attached(node, largest)):
+            return edit.call(aten.logsumexp.default, x, *total.args[1:])
+    return None
+
+
+def _bare(node: Any) -> Any:
+    """A value before it is reshaped."""
+    while sees(None, node, "aten.reshape"):
+        node = node.args[0]
+    return node
+
+
 # -- sinks
 
 
@@ -178,4 +222,7 @@ def _is_a_maximum(user: fx.Node, node: Any, x: fx.Node) -> bool:
     return over is not None and over[0] is x and over[1] == rank(x) - 1
 
 
-SUMS = (sum_of_one_or_more, norm_of_exponents, exponents_over_sum_and_sink, sum_beside_sink)
+SUMS = (
+    sum_of_one_or_more, norm_of_exponents, logarithm_of_sum, logarithm_and_shift,
+    exponents_over_sum_and_sink, sum_beside_sink,
+)  # fmt: skip

@@ -112,8 +112,26 @@ def split_above_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
     inner = node.args[0]
     if not sees(node, inner, *_ELEMENTWISE) or not _is_scores(inner) or not _can_move(inner, keeps_one_user=True):
         return None
+    if op_name(inner) == "aten.softmax" and len(inner.users) > 1:  # see `split_for_all_readers`
+        return None
     groups = _splits(inner, node, 1)
     return None if groups is None else _regrouped(node, edit, inner, groups, shape(node))
+
+
+@respelling("aten.softmax")
+def split_for_all_readers(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """softmax(scores, -1), read as it is and by reshape(., [B, H, S, T])  ->  reshape(softmax(reshape(scores), -1)).
+
+    Otherwise weights that are returned in other dims than they are multiplied in would be computed twice.
+    """
+    if len(node.users) < 2 or not _can_move(node):
+        return None
+    for user in node.users:
+        groups = _splits(node, user, 1) if op_name(user) == "aten.reshape" and "opaque" not in user.meta else None
+        if groups is not None and rank(user) > rank(node):
+            split = _regrouped(user, edit, node, groups, shape(user))
+            return None if split is None else builders.reshape(edit, node, split, shape(node))
+    return None
 
 
 @respelling(*_ELEMENTWISE)
@@ -314,6 +332,18 @@ def transpose_above_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
     if not holds_product(inner) or holds_softmax(inner):
         return None
     return _permuted(node, edit, inner, order)
+
+
+@respelling("aten.reshape")
+def column_above_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """reshape(add(scores[B, T, 1], m), [B, 1, T])  ->  add(reshape(scores, [B, 1, T]), reshape(m)), for one query."""
+    inner, n = node.args[0], rank(node.args[0])
+    if n < 3 or not sees(node, inner, *POINTWISE) or not holds_product(inner) or holds_softmax(inner):
+        return None
+    *batch, rows, columns = shape(inner)
+    if not known_equal(columns, 1) or known_equal(rows, 1) or not same_shape(shape(node), [*batch, 1, rows]):
+        return None
+    return _permuted(node, edit, inner, [*range(n - 2), n - 1, n - 2])
 
 
 def _permuted(node: fx.Node, edit: Editor, call: fx.Node, order: list[int]) -> fx.Node:

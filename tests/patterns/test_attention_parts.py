@@ -275,14 +275,22 @@ def returned_from_einsum(q, k, v, m):
     return torch.einsum("bhij,bhjd->bihd", p, v), p
 
 
+def returned_in_other_dims(q, k, v, m):
+    p = torch.softmax(q.flatten(0, 1) @ k.flatten(0, 1).mT + m, -1)
+    return p @ v.flatten(0, 1), p.view(*q.shape[:3], -1).mean(1)
+
+
 @one_row_in(2)
 @takes_turns("dynamic")
 @BOTH
 @SIZES
 @pytest.mark.parametrize(
     "function",
-    [returned, returned_before_dropout, returned_after_dropout, returned_before_value, returned_from_einsum],
-)
+    [
+        returned, returned_before_dropout, returned_after_dropout, returned_before_value, returned_from_einsum,
+        returned_in_other_dims,
+    ],
+)  # fmt: skip
 def test_weights_are_a_second_result(function: Any, training: bool, dynamic: bool) -> None:
     inputs = (*qkv(T, T), additive(keeps(T, T)))
     given = trained(inputs) if training else list(inputs)

@@ -263,6 +263,22 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda q, k, v: torch.einsum("bst,btd->bsd", (torch.einsum("sd,btd->bst", q, k) * SCALE).softmax(-1), v),
         (normal(S, D), normal(B, T, D, seed=1), normal(B, T, D, seed=2)),
     ),
+    "one query of each head that the batch shares": (
+        lambda q, k, v: torch.einsum("bht,bthd->bhd", (torch.einsum("hd,bthd->bht", q, k) * SCALE).softmax(-1), v),
+        (normal(H, D), normal(B, T, H, D, seed=1), normal(B, T, H, D, seed=2)),
+    ),
+    "queries that are a layer's weight": (
+        lambda x, w, b, m: F.linear(torch.tanh(x), w, b).masked_fill(~m[..., None], -1e9).softmax(1).mT @ x,
+        (normal(B, T, D), normal(S, D, seed=1), normal(S, seed=2), keeps(B, T)),
+    ),
+    "query that is a vector, masked": (
+        lambda q, k, v, m: (torch.where(m, torch.tanh(k) @ q, -1e9).softmax(-1)[..., None] * v).sum(1),
+        (normal(D), normal(B, T, D, seed=1), normal(B, T, D, seed=2), keeps(B, T)),
+    ),
+    "query on the right": (
+        lambda q, k, v, m: (torch.bmm(k, q[..., None]) * SCALE + m[..., None]).softmax(1).mT.bmm(v)[:, 0],
+        (normal(B, D), normal(B, T, D, seed=1), normal(B, T, D, seed=2), additive(keeps(B, T))),
+    ),
     "one row": (plain, qkv(rows=1)),
     "one column": (plain, qkv(columns=1)),
     "one row, masked": (

@@ -90,7 +90,15 @@ def _by_hand(x: torch.Tensor) -> torch.Tensor:
     return e / e.sum(-1, keepdim=True)
 
 
+def _logarithm(s: torch.Tensor, keepdim: bool) -> torch.Tensor:
+    """The logarithm of the sum of exponents, computed by hand."""
+    m = s.amax(-1, keepdim=keepdim)
+    return m + torch.log(torch.exp(s - (m if keepdim else m[..., None])).sum(-1, keepdim=keepdim))
+
+
 SOFTMAXES = {
+    "logarithm by hand": lambda s: torch.exp(s - _logarithm(s, True)),
+    "logarithm by hand, dim restored": lambda s: torch.exp(s - _logarithm(s, False)[..., None]),
     "method": lambda x: x.softmax(-1),
     "dim 3": lambda x: x.softmax(3),
     "functional": lambda x: F.softmax(x, dim=-1),
@@ -124,6 +132,20 @@ SOFTMAXES = {
 @pytest.mark.parametrize("spelling", SOFTMAXES)
 def test_softmax(spelling: str) -> None:
     assert form(lambda q, k, v: SOFTMAXES[spelling](q @ k.mT / math.sqrt(D)) @ v, *qkv()) == ATTENTION
+
+
+def test_weights_that_multiply_no_values_stay_a_layer() -> None:
+    """A gate by a softmax, and a bias of other scores."""
+    x, w = torch.randn(B, S, D), torch.randn(S, D)
+    assert "linear(%0, %1)" in form(lambda x, w: torch.softmax(F.linear(x, w), -1) * x.sum(), x, w)
+    assert "linear(%0, %1)" in form(lambda x, w: torch.softmax(x @ x.mT + F.linear(x, w), -1) @ x, x, w)
+
+
+def test_a_logarithm_with_another_shift_stays() -> None:
+    """exp(x - (n + log(sum(exp(x - m))))) is a softmax only for n = m."""
+    x, n = torch.randn(B, S, T), torch.randn(B, S, 1)
+    text = form(lambda x, n: torch.exp(x - (n + torch.log(torch.exp(x - x.amax(-1, True)).sum(-1, True)))), x, n)
+    assert "softmax" not in text
 
 
 PRODUCTS = {
@@ -412,6 +434,18 @@ def test_queries_in_groups(spelling: str) -> None:
     keys = f"permute(reshape(%1, [1, {B}, 2, {T}, {D}]), [1, 2, 0, 4, 3])"
     values = f"reshape(%2, [{B}, 2, 1, {T}, {D}])"
     assert form(GROUPS[spelling], *given) == f"matmul(softmax(matmul(%0, {keys}), -1), {values})"
+
+
+def test_queries_of_heads_that_the_batch_shares() -> None:
+    """The keys' own layout decides, not that of the einsum, and a layer's weight may be the keys."""
+    text = form(
+        lambda q, k, v: torch.einsum("bsht,bthd->bshd", torch.einsum("shd,bthd->bsht", q, k).softmax(-1), v),
+        heads(S, H, D), heads(B, T, H, D), heads(B, T, H, D),
+    )  # fmt: skip
+    assert "matmul(softmax(matmul(" in text
+    assert "matmul(softmax(matmul(" in form(
+        lambda x, k, v: F.softmax(F.linear(x, k), -1) @ v, heads(B, S, D), heads(T, D), heads(T, D)
+    )
 
 
 SHARED = {
