@@ -149,7 +149,7 @@ def gelu(x: Any, root: Any) -> Any:
     profitable=True,  # one pass over memory instead of two, and only x is saved for the backward
 )
 def silu(x: Any) -> Any:
-    """x * sigmoid(x)  ->  silu(x). x / (1 + exp(-x)) does not match, because its gradient is NaN if exp(-x) is inf."""
+    """x * sigmoid(x)  ->  silu(x). x / (1 + exp(-x)) only without gradients, which are NaN if exp(-x) is inf."""
     return torch.sigmoid(x) * x
 
 

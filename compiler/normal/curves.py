@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
+from ...rewrites.effects import wants_gradient
 from ...rewrites.graph import dtype, sees
 from ...rewrites.respell import Respelling, respelling
 from . import builders
@@ -72,6 +73,42 @@ def logarithm_of_sigmoid(node: fx.Node, edit: Editor) -> fx.Node | None:
     return edit.call(aten.softplus.default, builders.scaled(edit, inner.args[0], -1)) if scale_of(node) == -1 else None
 
 
+@respelling("aten.reciprocal", "aten.div")
+def sigmoid_by_exponent(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """div(y, add(exp(mul(x, -1)), 1))  ->  mul(y, sigmoid(x)), if no gradient is wanted; also its reciprocal.
+
+    The gradient of the exponent is NaN where it overflows.
+    """
+    by_number = sees(None, node, "aten.reciprocal")
+    total = node.args[0] if by_number else node.args[1]
+    if node.kwargs or not sees(node, total, "aten.add") or wants_gradient(total) or total.args[1] != 1:
+        return None
+    exponent = total.args[0]
+    x, factor = _scaled(exponent, exponent.args[0]) if sees(node, exponent, "aten.exp") else (None, 0.0)
+    if total.kwargs or factor >= 0 or not is_float(x) or dtype(x) != dtype(total):
+        return None
+    curve = edit.call(aten.sigmoid.default, builders.scaled(edit, x, -factor))
+    return curve if by_number else edit.call(aten.mul.Tensor, node.args[0], curve)
+
+
+@respelling("aten.log1p", "aten.log")
+def softplus_by_exponent(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """tanh(log1p(exp(x)))  ->  tanh(softplus(x)), if no gradient is wanted; also tanh(log(exp(x) + 1)).
+
+    Where the exponent overflows, the logarithm is infinite, and softplus is not; the tanh of both is 1.
+    """
+    total = node.args[0]
+    if sees(None, node, "aten.log"):
+        if not sees(node, total, "aten.add") or total.args[1] != 1 or total.kwargs:
+            return None
+        total = total.args[0]
+    if not sees(node, total, "aten.exp") or wants_gradient(node) or not is_float(total.args[0]):
+        return None
+    if not all(sees(None, user, "aten.tanh") for user in node.users):
+        return None
+    return edit.call(aten.softplus.default, total.args[0])
+
+
 @respelling("aten.logaddexp")
 def sum_with_one(node: fx.Node, edit: Editor) -> fx.Node | None:
     """logaddexp(x, zeros)  ->  softplus(x)."""
@@ -81,4 +118,6 @@ def sum_with_one(node: fx.Node, edit: Editor) -> fx.Node | None:
     return None
 
 
-CURVES: tuple[Respelling, ...] = (odd_curve, curve_from_another, logarithm_of_sigmoid, sum_with_one)
+CURVES: tuple[Respelling, ...] = (
+    odd_curve, curve_from_another, logarithm_of_sigmoid, sigmoid_by_exponent, softplus_by_exponent, sum_with_one,
+)  # fmt: skip

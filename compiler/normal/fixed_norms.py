@@ -7,7 +7,6 @@ Only of the results of layers, which fold the norm into their weights. DETR and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,20 +28,29 @@ _LAYERS = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution", "ate
 def batch_norm_by_hand(node: fx.Node, edit: Editor) -> fx.Node | None:
     """add(mul(mul(sub(conv2d(x), m), rsqrt(add(v, eps))), g), b)  ->  batch_norm(conv2d(x), g, b, m, v, False, ...).
 
-    Also add(mul(conv2d(x), scale), sub(b, mul(m, scale))), with scale = mul(g, rsqrt(add(v, eps))).
+    Also add(mul(conv2d(x), scale), sub(b, mul(m, scale))), with scale = mul(g, rsqrt(add(v, eps))); factors and the
+    shift may be computed as vectors, and reshaped to [1, C, 1, 1] at last.
     """
     if not is_float(node) or rank(node) < 2 or arguments(node).get("alpha", 1) != 1:
         return None
     for scaled, shift in (node.args[:2], node.args[1::-1]):
         factors = _factors(node, scaled)
         large = [f for f in factors if is_tensor(f) and same_shape(shape(f), shape(node))]
-        if len(large) != 1 or len(factors) != 3 or not is_tensor(shift):
+        if len(large) != 1 or not is_tensor(shift):
             continue
         factors.remove(large[0])
-        found = _statistics(node, large[0], factors, shift)
+        scale = [(f, x is not factor) for factor in factors for x in [_vector(node, factor)] for f in _factors(node, x)]
+        found = _statistics(node, large[0], scale, shift) if len(scale) == 2 else None
         if found is not None:
             return _normalized(node, edit, *found)
     return None
+
+
+def _vector(user: fx.Node, value: Any) -> Any:
+    """The computed vector that is reshaped to one number for each channel; otherwise the value itself."""
+    if not sees(user, value, "aten.reshape") or not _is_of_channels(user, value) or rank(value.args[0]) != 1:
+        return value
+    return value.args[0] if sees(user, value.args[0], "aten.mul", "aten.sub", "aten.rsqrt") else value
 
 
 def _factors(user: fx.Node, node: Any) -> list[Any]:
@@ -53,25 +61,31 @@ def _factors(user: fx.Node, node: Any) -> list[Any]:
 
 
 def _statistics(
-    user: fx.Node, large: fx.Node, scale: Sequence[Any], shift: fx.Node
+    user: fx.Node, large: fx.Node, scale: list[tuple[Any, bool]], shift: fx.Node
 ) -> tuple[fx.Node, list[Any], float] | None:
-    """(y, [gamma, beta, mean, variance], eps) of ``large * scale + shift``."""
-    roots = [f for f in scale if sees(user, f, "aten.rsqrt") and sees(user, f.args[0], "aten.add")]
-    if len(roots) != 1 or not is_literal(roots[0].args[0].args[1]):
+    """(y, [gamma, beta, mean, variance], eps) of ``large * scale + shift``.
+
+    With each factor goes whether it is a vector that is reshaped later.
+    """
+    roots = [f for f in scale if sees(user, f[0], "aten.rsqrt") and sees(user, f[0].args[0], "aten.add")]
+    if len(roots) != 1 or not is_literal(roots[0][0].args[0].args[1]):
         return None
-    gamma = scale[1] if scale[0] is roots[0] else scale[0]
-    y, beta, mean = large, shift, None
+    (root, flat), gamma = roots[0], scale[1] if scale[0] is roots[0] else scale[0]
+    y, beta, mean, moved = large, (shift, False), (None, False), _vector(user, shift)
     if sees(user, large, "aten.sub"):
-        y, mean = large.args[:2]
-    elif sees(user, shift, "aten.sub"):
-        beta, moved = shift.args[:2]
-        others = [f for f in _factors(user, moved) if not any(same_value(f, s) for s in scale)]
-        mean = others[0] if len(others) == 1 and len(_factors(user, moved)) == 3 else None
-    variance, eps = roots[0].args[0].args[:2]
-    statistics = [gamma, beta, mean, variance]
-    if not sees(user, y, *_LAYERS) or not like(user, y) or not all(_is_of_channels(user, s) for s in statistics):
+        y, mean = large.args[0], (large.args[1], False)
+    elif sees(user, moved, "aten.sub"):
+        apart = moved is not shift
+        beta, factors = (moved.args[0], apart), _factors(user, moved.args[1])
+        others = [f for f in factors if not any(same_value(f, s) for s, vector in scale if vector == apart)]
+        mean = (others[0], apart) if len(others) == 1 and len(factors) == 3 else mean
+    variance, eps = root.args[0].args[:2]
+    statistics = [gamma, beta, mean, (variance, flat)]
+    if not sees(user, y, *_LAYERS) or not like(user, y):
         return None
-    return y, statistics, eps
+    if not all(_is_vector(user, s) if vector else _is_of_channels(user, s) for s, vector in statistics):
+        return None
+    return y, [s for s, _ in statistics], eps
 
 
 def _is_of_channels(node: fx.Node, value: Any) -> bool:
@@ -81,6 +95,11 @@ def _is_of_channels(node: fx.Node, value: Any) -> bool:
     dim = 1 - (rank(node) - rank(value))
     others = [s for d, s in enumerate(shape(value)) if d != dim]
     return dim >= 0 and known_equal(shape(value)[dim], shape(node)[1]) and all(known_equal(s, 1) for s in others)
+
+
+def _is_vector(node: fx.Node, value: Any) -> bool:
+    """Whether a value is a vector with one element for each index of the second dim of a node."""
+    return is_tensor(value) and dtype(value) == dtype(node) and same_shape(shape(value), [shape(node)[1]])
 
 
 def _normalized(node: fx.Node, edit: Editor, y: fx.Node, statistics: list[fx.Node], eps: float) -> fx.Node:

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import dtype, op_name, sees
+from ...rewrites.graph import dtype, is_tensor, op_name, sees
 from ...rewrites.respell import Respelling, respelling
 from . import builders
 from .analysis import is_float, is_literal, like
@@ -170,8 +170,14 @@ def _same(user: fx.Node, a: Any, b: Any) -> bool:
 def own_gate(node: fx.Node, edit: Editor) -> fx.Node | None:
     """mul(mul(u, x), sigmoid(x))  ->  mul(mul(x, sigmoid(x)), u); other gates likewise, and numbers stay with x.
 
-    mul(mul(x, 0.5), mul(sigmoid(x), 2))  ->  mul(x, sigmoid(x))
+    mul(mul(x, 0.5), mul(sigmoid(x), 2))  ->  mul(x, sigmoid(x));  mul(mul(u, sigmoid(x)), x) likewise
     """
+    for product, x in (node.args, node.args[::-1]):
+        if not sees(node, product, "aten.mul") or not like(node, product):
+            continue
+        for gate, factor in (product.args, product.args[::-1]):
+            if is_tensor(factor) and factor is not x and is_tensor(gate) and _is_gate_of(node, gate, x):
+                return edit.call(aten.mul.Tensor, edit.call(aten.mul.Tensor, x, gate), factor)
     for gate, rest in ((node.args[1], node.args[0]), (node.args[0], node.args[1])):
         x = _gated(node, gate)
         if x is None or not like(node, gate) or not like(node, x):
@@ -188,6 +194,10 @@ def own_gate(node: fx.Node, edit: Editor) -> fx.Node | None:
             result = edit.call(aten.mul.Tensor, result, factor)
         return result
     return None
+
+
+def _is_gate_of(user: fx.Node, gate: fx.Node, x: Any) -> bool:
+    return like(user, gate) and like(user, x) and _gated(user, gate) is x
 
 
 def _factors(user: fx.Node, product: Any) -> tuple[list[fx.Node], float]:

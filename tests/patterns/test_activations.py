@@ -55,7 +55,16 @@ GATES = {
     "mish by sigmoid": (lambda x: x * (2 * torch.sigmoid(2 * torch.nn.functional.softplus(x)) - 1), "mish"),
     "other name": (lambda x: torch.multiply(x, torch.special.expit(x)), "silu"),
     "among factors": (lambda x: x.flip(0) * x * torch.sigmoid(x), "silu"),
+    "gate among factors": (lambda x: (x.flip(0) * torch.sigmoid(x)) * x, "silu"),
     "gelu among factors": (lambda x: (0.5 * x.flip(0) * x) * (1 + torch.erf(x / math.sqrt(2.0))), "gelu"),
+}
+BY_EXPONENTS = {  # whose gradients are NaN where the exponent overflows
+    "silu": (lambda x: x / (1 + torch.exp(-x)), "silu"),
+    "silu by a reciprocal": (lambda x: torch.reciprocal(torch.exp(-x) + 1) * x, "silu"),
+    "silu among factors": (lambda x: x.flip(0) * x / (torch.exp(-x) + 1), "silu"),
+    "gelu": (lambda x: x / (1 + torch.exp(-2 * ROOT * (x + 0.044715 * x * x * x))), "gelu_tanh"),
+    "mish": (lambda x: x * torch.tanh(torch.log1p(torch.exp(x))), "mish"),
+    "mish by a logarithm": (lambda x: x * torch.tanh(torch.log(1 + x.exp())), "mish"),
 }
 NOT_GATES = {
     "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
@@ -64,7 +73,8 @@ NOT_GATES = {
     "cut erf": lambda x: x * 0.5 * (1.0 + torch.erf(x / 1.41421)),
     "other root": lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(3.0))),
     "minus erf": lambda x: x * 0.5 * (1.0 - torch.erf(x / math.sqrt(2.0))),
-    "exponents": lambda x: x / (1 + torch.exp(-x)),
+    "exponents of another sign": lambda x: x / (1 + torch.exp(x)),
+    "two and an exponent": lambda x: x / (2 + torch.exp(-x)),
     "complement": lambda x: x * (1 - torch.sigmoid(x)),
     "tanh of another slope": lambda x: 0.5 * x * (1 + torch.tanh(x / 3)),
     "three minus the complement": lambda x: x * 0.5 * (3 - torch.erfc(x / math.sqrt(2.0))),
@@ -106,6 +116,29 @@ def test_others(name: str, training: bool, dynamic: bool) -> None:
     assert found.count(rule) == found.count("activation") == 1, found.record.near_misses
     assert rule.removesuffix("_tanh") in found.ops and not {"tanh", "erf", "sigmoid"} & found.ops
     assert_agrees(function, found.run, given)
+
+
+@BOTH
+@pytest.mark.parametrize("name", BY_EXPONENTS)
+def test_by_exponents_where_no_gradient_is_wanted(name: str, training: bool) -> None:
+    function, rule = BY_EXPONENTS[name]
+    extremes = torch.tensor([0.0, -0.0, 30.0, -30.0, 300.0, -300.0, float("inf"), -float("inf"), float("nan")])
+    given = [X if rule == "gelu_tanh" or "factors" in name else torch.cat([X.flatten(), extremes])]
+    found = rewritten(function, trained(given) if training else given)
+    assert found.count("activation") == found.count(rule) == int(not training), found.record.near_misses
+    assert_agrees(function, found.run, given)
+
+
+def test_a_logarithm_of_exponents_that_is_no_gate_stays() -> None:
+    """Infinite where the exponent overflows, unlike softplus."""
+
+    def function(x: Any) -> Any:
+        y = torch.log1p(torch.exp(x))
+        return x * torch.tanh(y), y
+
+    found = rewritten(function, [X * 100])
+    assert found.count("activation") == 0
+    assert_agrees(function, found.run, [X * 100])
 
 
 @takes_turns("training")

@@ -28,6 +28,8 @@ class ByHand(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.layer(x)
+        if self.form.startswith("vectors"):
+            return self._of_vectors(y)
         gamma, beta, mean, variance, other = (t.view(1, -1, 1, 1) for t in self.buffers())
         if self.form == "centered":
             return (y - mean) / torch.sqrt(variance + 1e-3) * gamma + beta
@@ -39,6 +41,18 @@ class ByHand(nn.Module):
         if self.form == "another scale":
             return y * scale + (beta - mean * (other * (variance + 1e-3).rsqrt()))
         return y * (gamma * (variance + other).rsqrt()) + beta  # computed eps, no mean
+
+    def _of_vectors(self, y: torch.Tensor) -> torch.Tensor:
+        """Scale and shift as vectors, reshaped at last; the shift by rows is that of another dim."""
+        gamma, beta, mean, variance, other = self.buffers()
+        scale = gamma * (variance + 1e-3).rsqrt()
+        if self.form == "vectors, centered":
+            return (y - mean.view(1, -1, 1, 1)) * scale.view(1, -1, 1, 1) + beta.view(1, -1, 1, 1)
+        if self.form == "vectors":
+            return torch.addcmul((beta - mean * scale)[:, None, None], y, scale[:, None, None])
+        if self.form == "vectors, shift along rows":
+            return y * scale[:, None, None] + (beta - mean * scale)
+        return y * scale[:, None, None] + (beta - mean * (other * (variance + 1e-3).rsqrt()))[:, None, None]
 
 
 class Rows(nn.Module):
@@ -64,7 +78,7 @@ LAYERS = {
     "linear": (lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), (5, 4)),
     **{
         f"by hand, {form}": (lambda form=form: ByHand(form, nn.Conv2d(4, 6, 3, bias=False)), (2, 4, 9, 9))
-        for form in ("centered", "scale of centered", "scale")
+        for form in ("centered", "scale of centered", "scale", "vectors", "vectors, centered")
     },
     "merged rows": (lambda: Rows(merged=True), (2, 5, 4)),
     "transposed rows": (lambda: Rows(merged=False), (2, 5, 4)),
@@ -118,9 +132,11 @@ def test_value_used_elsewhere() -> None:
     not_folded(disturbed(Branching()), torch.randn(2, 4, 6, 6))
 
 
-@pytest.mark.parametrize("form", ["another scale", "computed eps"])
+@pytest.mark.parametrize(
+    "form", ["another scale", "computed eps", "vectors, another scale", "vectors, shift along rows"]
+)
 def test_other_affine_functions(form: str) -> None:
-    not_folded(ByHand(form, nn.Conv2d(4, 6, 3)), torch.randn(2, 4, 6, 6))
+    not_folded(ByHand(form, nn.Conv2d(4, 6, 3)), torch.randn(2, 4, 8, 8))
 
 
 def test_by_hand_without_a_layer() -> None:
