@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.machinery
-import importlib.util
-import sysconfig
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +12,7 @@ import torch
 from .binding_source import BINDING
 from .compiler import LibrarySource, compile_all
 from .errors import CompileFailed, IndexOutOfRange
+from .extension import for_this_python, load_extension, python_headers
 from .runtime import RuntimeTable, entry_points
 
 _TYPES = {"i": ctypes.c_longlong, "f": ctypes.c_double}
@@ -43,20 +40,15 @@ def bind(address: int, kinds: str, sizes: int, big: bool) -> Callable[..., None]
 @functools.cache
 def _module() -> Any:
     """The extension module; None if Python's headers are missing."""
-    include = Path(sysconfig.get_paths()["include"])
-    if not (include / "Python.h").exists():
+    include = python_headers()
+    if include is None:
         return None
-    text = f"// {sysconfig.get_config_var('EXT_SUFFIX')}\n{BINDING}"
+    text = for_this_python(BINDING)
     try:
         ((_, source),) = compile_all([LibrarySource(text, (f"-I{include}",), plain=True, c=True)])
     except CompileFailed:
         return None
-    path = str(source.with_suffix(".so"))
-    loader = importlib.machinery.ExtensionFileLoader("regraft_binding", path)
-    spec = importlib.util.spec_from_file_location("regraft_binding", path, loader=loader)
-    assert spec is not None, path
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    module = load_extension("regraft_binding", source)
     module.setup(torch.Tensor.data_ptr, IndexOutOfRange, *entry_points())
     return module
 

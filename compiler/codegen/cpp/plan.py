@@ -26,7 +26,7 @@ from ...ir.program import Store
 from ...ir.reducers import REDUCERS
 from ...ir.value import Guarded, Load, Op, Result, Value, indices_of, operands
 from .dtypes import lane_bytes
-from .short_rows import rows_pay
+from .short_rows import outermost_loops, rows_pay
 from .stores import is_widened
 from .target import InstructionSet
 from .turned import NEAR, is_row, turned_inside
@@ -156,7 +156,7 @@ class LoopPlan:
     def _inner_score(self, loop: Loop) -> int:
         """The score of lanes along the best inner loops instead."""
         total = 0
-        for inner in _loops_right_in(loop.body):
+        for inner in outermost_loops(loop.body):
             own = self._score(inner)
             own = -_TOO_SHORT if own is None else own
             total += max(own, self._inner_score(inner)) if loop_variables(inner.body) else own
@@ -318,17 +318,6 @@ class LoopPlan:
     def _plain_stride(self, number: Any, var: Var) -> Any:
         """The coefficient of a variable that occurs in this term only, so that it is the stride for any offset."""
         return self._dependence.stride(number, var, 1 << 40)
-
-
-def _loops_right_in(body: Iterable[Statement]) -> list[Loop]:
-    """The outermost loops of statements."""
-    found: list[Loop] = []
-    for statement in body:
-        if isinstance(statement, Fold):
-            found += _loops_right_in(statement.body)
-        elif isinstance(statement, Loop):
-            found.append(statement)
-    return found
 
 
 def weight_of(value: Value) -> int:

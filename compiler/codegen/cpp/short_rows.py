@@ -56,7 +56,7 @@ def rows_pay(
         return False
     joins, turn = _joins(loop), _turning(loop, lanes, rows, sizes)
     gain = float(_COSTLY * sum(map(_is_costly, set(_outside(loop.body)))))
-    for inner in _inner(loop.body):
+    for inner in outermost_loops(loop.body):
         if not isinstance(inner.var.extent, int) or loop_variables(inner.body):
             return False
         if _scatters(inner, loop, rows, dependence, expanded):
@@ -77,7 +77,7 @@ def _moved(turned: Turned | None) -> tuple[Load | Store, ...]:
 def _turning(loop: Loop, lanes: int, rows: Mapping[int, Turned], sizes: Mapping[str, int]) -> dict[str, float]:
     """The cost of transposing a vector of each buffer: of rows in large memory, each begins in another place of it."""
     moved = [v for turned in rows.values() for v in _moved(turned)]
-    longest = max((bounds(inner.var.extent)[1] or 1 for inner in _inner(loop.body)), default=1)
+    longest = max((bounds(inner.var.extent)[1] or 1 for inner in outermost_loops(loop.body)), default=1)
     bytes_of_row = longest * sum(sizes[name] for name in {v.buffer for v in moved})
     cost = _CALLED if len(moved) > APART else _TURN
     far = _FAR * lanes / 64 if loop.var.extent * bytes_of_row > _LARGE else 0
@@ -90,12 +90,12 @@ def _joins(loop: Loop) -> int:
     return _ALONE if [len(REDUCERS[r.reducer].components) for r in found] == [1] else _JOINS
 
 
-def _inner(body: Iterable[Statement]) -> list[Loop]:
+def outermost_loops(body: Iterable[Statement]) -> list[Loop]:
     """The outermost loops of statements."""
     found: list[Loop] = []
     for statement in body:
         if isinstance(statement, Fold):
-            found += _inner(statement.body)
+            found += outermost_loops(statement.body)
         elif isinstance(statement, Loop):
             found.append(statement)
     return found

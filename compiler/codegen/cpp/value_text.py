@@ -106,6 +106,22 @@ class CppValues:
         found = self.writer.find(key)
         return found or self.writer.define(self.vector_type(value.dtype), self._splat(text, value.dtype), key)
 
+    def hoist(self, value: Value) -> None:
+        """Compute the parts of a value that do not vary, as vectors, before the loop that will compute the others."""
+        seen: set[Value] = set()
+
+        def visit(part: Value) -> None:
+            if part in seen or isinstance(part, Const):
+                return
+            seen.add(part)
+            if not self.varies(part):
+                self.vector(part)
+            elif isinstance(part, Op):
+                for operand in part.args:
+                    visit(operand)
+
+        visit(value)
+
     def vector_type(self, dtype: torch.dtype) -> str:
         """The C++ type of a vector of values of a dtype."""
         assert self.vectors is not None

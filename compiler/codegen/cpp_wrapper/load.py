@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib.machinery
-import importlib.util
-import sysconfig
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +17,7 @@ from ....rewrites.compat import export
 from ....rewrites.compat.logs import profiler_switches
 from ..cpp.compiler import LibrarySource, compile_all
 from ..cpp.errors import CompileFailed, IndexOutOfRange
+from ..cpp.extension import for_this_python, load_extension, python_headers
 from ..cpp.runtime import entry_points
 from .errors import NotInCppError
 from .graph import CppGraph
@@ -79,21 +77,18 @@ def runtime() -> Any:
         CompilerMissing, CompileFailed: there is no compiler, or it refuses the source.
         NotInCppError: the headers of Python or of torch are missing.
     """
-    python, (torchs, libraries) = Path(sysconfig.get_paths()["include"]), export.library_paths()
-    for name, needed in (("Python", python / "Python.h"), ("torch", Path(torchs) / "ATen" / "core" / "Tensor.h")):
-        if not needed.exists():
-            raise NotInCppError("headers", f"the headers of {name} are not installed: {needed} is missing")
-    head = f"// {sysconfig.get_config_var('EXT_SUFFIX')} torch {export.version()}\n"
+    python, (torchs, libraries) = python_headers(), export.library_paths()
+    if python is None:
+        raise NotInCppError("headers", "the headers of Python are not installed: Python.h is missing")
+    tensor = Path(torchs) / "ATen" / "core" / "Tensor.h"
+    if not tensor.exists():
+        raise NotInCppError("headers", f"the headers of torch are not installed: {tensor} is missing")
+    text = for_this_python(f"// torch {export.version()}\n{RUNTIME}")
     flags = (
         *_FLAGS, "-frtti", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={int(export.uses_new_strings())}", f"-I{python}",
         f"-I{torchs}", f"-I{torchs}/torch/csrc/api/include", f"-L{libraries}", "-ltorch_python", "-ltorch_cpu", "-lc10",
     )  # fmt: skip
-    path = str(_compiled_runtime(LibrarySource(head + RUNTIME, flags)).with_suffix(".so"))
-    loader = importlib.machinery.ExtensionFileLoader("regraft_graphs", path)
-    spec = importlib.util.spec_from_file_location("regraft_graphs", path, loader=loader)
-    assert spec is not None, path
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    module = load_extension("regraft_graphs", _compiled_runtime(LibrarySource(text, flags)))
     module.setup(IndexOutOfRange, profiler_switches(), torch.Tensor, *entry_points())
     return module
 

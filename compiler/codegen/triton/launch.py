@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.machinery
-import importlib.util
-import sysconfig
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +14,7 @@ import torch
 from ....rewrites.compat import memory
 from ..cpp.compiler import LibrarySource, compile_all
 from ..cpp.errors import CompileFailed, CompilerMissing
+from ..cpp.extension import for_this_python, load_extension, python_headers
 from .driver import MAX_PROGRAMS, GpuFunction, driver
 from .launch_source import LAUNCHER
 
@@ -85,20 +82,15 @@ def _made_once() -> Any:
 @functools.cache
 def _module() -> Any:
     """The extension module, None where Python's headers or a C++ compiler are missing."""
-    include = Path(sysconfig.get_paths()["include"])
-    if not (include / "Python.h").exists():
+    include = python_headers()
+    if include is None:
         return None
-    text = f"// {sysconfig.get_config_var('EXT_SUFFIX')}\n{LAUNCHER}"
+    text = for_this_python(LAUNCHER)
     try:
         ((_, source),) = compile_all([LibrarySource(text, (f"-I{include}",))])
     except (CompileFailed, CompilerMissing):
         return None
-    path = str(source.with_suffix(".so"))
-    loader = importlib.machinery.ExtensionFileLoader("regraft_launcher", path)
-    spec = importlib.util.spec_from_file_location("regraft_launcher", path, loader=loader)
-    assert spec is not None, path
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    module = load_extension("regraft_launcher", source)
     module.setup(torch.Tensor.data_ptr, memory.cuda_stream(), *driver().addresses(*_ADDRESSES))
     return module
 

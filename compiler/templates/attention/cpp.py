@@ -22,7 +22,7 @@ from ...codegen.cpp.dtypes import memory_type
 from ...codegen.cpp.value_text import Vectors
 from ...codegen.flatten import flatten_value
 from ...ir.program import Buffer
-from ...ir.value import Const, Op, Value
+from ...ir.value import Value
 from ..common.cpp_entry import with_entry
 from ..common.cpp_text import CppText
 from ..common.micro_kernel import PANEL
@@ -259,7 +259,7 @@ class AttentionCpp(CppText):
         key, lanes = self._a.key, self._t.lanes
         varying = frozenset({key, ("buffer", SCORE.buffer)})
         self._values.vectors = Vectors(key, lanes, 1, varying, tiles={SCORE: f"load<{lanes}>(row + (j - j0))"})
-        self._hoist(self._score, set())
+        self._values.hoist(self._score)
         self._line("i64 j = j0;")
         with self._w.block("for (; j + W <= j0 + keys; j += W)"):
             self._line(f"store(row + (j - j0), {self._values.vector(self._score)});")
@@ -270,17 +270,6 @@ class AttentionCpp(CppText):
                     score = self._values.vector(self._score)
                 self._line(f"store(row + (j - j0), sel({inside}, {score}, splat<V<f32, W>>(-__builtin_inff())));")
         self._values.vectors = None
-
-    def _hoist(self, value: Value, seen: set[Value]) -> None:
-        """Compute what does not depend on the key before the loop over keys."""
-        if value in seen or isinstance(value, Const):
-            return
-        seen.add(value)
-        if not self._values.varies(value):
-            self._values.vector(value)
-        elif isinstance(value, Op):
-            for arg in value.args:
-                self._hoist(arg, seen)
 
     def _finish(self) -> None:
         with self._w.block("for (i64 r = 0; r < rows; ++r)"):

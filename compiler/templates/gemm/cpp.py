@@ -15,7 +15,6 @@ from __future__ import annotations
 from ...codegen.cpp.value_text import Vectors
 from ...codegen.flatten import flatten_value
 from ...ir.program import Buffer
-from ...ir.value import Const, Op, Value
 from ..common.cpp_entry import with_entry
 from ..common.cpp_text import CppText
 from .cpu_tiles import gemm_tiling
@@ -178,7 +177,7 @@ class GemmCpp(CppText):
         p, lanes = self._p, self._t.lanes
         varying = frozenset({p.column, ("buffer", ELEMENT.buffer)})
         self._values.vectors = Vectors(p.column, lanes, 1, varying, tiles={ELEMENT: f"load<{lanes}>(row + (j - j0))"})
-        self._hoist(self._value, set())
+        self._values.hoist(self._value)
         self._line("i64 j = j0;")
         with self._w.block("for (; j + W <= stop; j += W)"):
             value = self._values.vector(self._value)
@@ -194,14 +193,3 @@ class GemmCpp(CppText):
     def _to(self) -> str:
         self._values.prepare(self._p.place)
         return f"{self._pointers[self._p.out.name]} + {self._values.at(self._p.place)}"
-
-    def _hoist(self, value: Value, seen: set[Value]) -> None:
-        """Compute what does not depend on the column before the loop over columns."""
-        if value in seen or isinstance(value, Const):
-            return
-        seen.add(value)
-        if not self._values.varies(value):
-            self._values.vector(value)
-        elif isinstance(value, Op):
-            for arg in value.args:
-                self._hoist(arg, seen)
