@@ -3,6 +3,7 @@
     torch._foreach_mul_([x, x], 2)                          eager multiplies twice, AOTAutograd once
     x, y = t[0:4], t[2:6]      y.add_(1); return x.t()      AOTAutograd makes one tensor of such inputs, and then
                                                             applies the views of `x` to it in place of `x`
+    x = t[2:6]            x.as_strided([2], [1], 0).add_(1) AOTAutograd takes `x` for all of its memory
 
 Such programs run as they were written.
 """
@@ -16,7 +17,7 @@ import torch
 from torch import fx
 
 from ...rewrites.compat.memory import storage_key
-from ...rewrites.graph import val
+from ...rewrites.graph import arguments, val
 from ...rewrites.purity import written
 from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint
@@ -49,6 +50,25 @@ def overlapping_targets(graph: fx.Graph) -> Reason | None:
             message = f"{node.name} writes to tensors that overlap, one by one; the program runs as it was written"
             return Reason("overlapping-targets", message, (node,))
     return None
+
+
+def view_by_place(graph: fx.Graph) -> Reason | None:
+    """The reason for the first view by its place in memory of an input that is written to; no guard fixes the place."""
+    inputs = {_memory(node) for node in graph.find_nodes(op="placeholder")} - {None}
+    views = graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default)
+    views = [node for node in views if _memory(node) in inputs and _is_by_place(node)]
+    touched = {_memory(target) for node in graph.nodes for target in written(node)} if views else set()
+    view = next((node for node in views if _memory(node) in touched), None)
+    if view is None:
+        return None
+    message = f"{view.name} views memory of an input which is written to; the program runs as it was written"
+    return Reason("view-by-place", message, (view,))
+
+
+def _is_by_place(view: fx.Node) -> bool:
+    """Whether a view begins at a place in memory, or is one of another view, which AOTAutograd refuses to write to."""
+    place = arguments(view).get("storage_offset")
+    return place is not None or not (isinstance(view.args[0], fx.Node) and view.args[0].op == "placeholder")
 
 
 def _meet(targets: Sequence[fx.Node], call: fx.Node) -> bool:

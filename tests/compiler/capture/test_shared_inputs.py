@@ -95,3 +95,36 @@ def test_gradients_that_are_one_tensor_are_clipped(shared):
 
 def _is_in(tensors, memory):
     return [x.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr() for x in tensors]
+
+
+def read_by_place(x):
+    view = x.as_strided((2,), (1,), 0)
+    x.mul_(2)
+    return view + 1
+
+
+BY_PLACE = {
+    "written by place": lambda x: (x.as_strided((2,), (1,), 0).add_(5), x * 2),
+    "read by place": read_by_place,
+    "returned": lambda x: x.as_strided((2, 2), (1, 2), 1).mul_(2),
+    "of a view": lambda x: x[1:].as_strided((2,), (1,)).mul_(2),
+    "only read": lambda x: x.as_strided((2,), (1,), 0) + 1,
+    "of the input": lambda x: x.as_strided((2,), (2,)).mul_(2),
+}
+
+
+@takes_turns("dynamic")
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("name", BY_PLACE)
+def test_views_by_place(name, dynamic):
+    """Places count from the beginning of the memory, not of the input, and no guard fixes where the input begins."""
+    torch._dynamo.reset()
+    compiled = torch.compile(BY_PLACE[name], backend="regraft", dynamic=dynamic, options={"strict": True})
+    with regraft.coverage() as cov:
+        for start in (0, 2, 4):
+            mine, theirs = torch.arange(12.0), torch.arange(12.0)
+            torch.testing.assert_close(compiled(mine[start : start + 5]), BY_PLACE[name](theirs[start : start + 5]))
+            assert torch.equal(mine, theirs)
+    assert {f.code for f in cov.fallbacks} == (
+        {"view-by-place"} if name not in ("only read", "of the input") else set()
+    )
