@@ -31,7 +31,7 @@ from ..rewrites.compat import (
 )
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import keep_saved, places, tell_strides
-from ..rewrites.compat.dispatch import forward_ad_active
+from ..rewrites.compat.dispatch import forward_ad_active, functionalizing
 from ..rewrites.compat.dynamo import allow_lookups_at_once, leave_to_python, on_reset
 from ..rewrites.compat.guards import guard_the_rest, has_negative_zeros
 from ..rewrites.compat.logs import code_is_logged, log_code
@@ -198,6 +198,8 @@ class Compilation:
         do(guard_the_rest, self._gm)
         if do(forward_ad_active, default=False):
             return self._as_written("forward-ad", "compiled within forward_ad.dual_level: tangents are")
+        if do(functionalizing, default=False):
+            return self._as_written("functionalize", "within torch.func.functionalize: results are")
         if do(has_negative_zeros, self._gm, self._example_inputs, default=False):
             return self._as_written("negative-zero", "a number that changes is -0.0 in this call: results are")
         left = do(left_to_python, self._gm, self._example_inputs, default="")

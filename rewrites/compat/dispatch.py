@@ -114,6 +114,16 @@ def forward_ad_active() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
+def functionalizing() -> bool:
+    """Whether tensors are wrapped by `torch.func.functionalize`, which AOTAutograd does not take."""
+    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+    if not functorch_active():
+        return False
+    functionalize = torch._C._functorch.TransformType.Functionalize
+    return any(found.key() == functionalize for found in retrieve_all_functorch_interpreters())
+
+
 def autocast_kernel(operator: Any, devices: Sequence[str]) -> Any:
     """The dispatch key under which `operator` has a kernel that casts, for the first of `devices` with autocast on."""
     for device in devices:

@@ -118,7 +118,7 @@ def guard_hooks_of_all_modules() -> None:
 def guard_hooks_of_modules(program: fx.GraphModule) -> None:
     """Have Dynamo compile anew where a module has got hooks, or one with hooks is in its place.
 
-    By default Dynamo finds modules without hooks, and guards only the hooks of others. Each guard takes 0.03 us in
+    By default Dynamo finds modules without hooks, and guards only the hooks of others. Each guard takes 0.05 us in
     every call: there are none for dicts that follow others, nor for hooks of a backward where there is none.
     """
     context = torch._guards.TracingContext.try_get()

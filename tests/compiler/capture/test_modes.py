@@ -225,6 +225,21 @@ def test_tangents_are_eagers(first, training):
     assert not found.fallbacks and len(found.graphs) == (not first)
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_within_functionalize(first):
+    """AOTAutograd does not take its tensors; before and after, programs are compiled."""
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: x.sin() * x.sum(), backend="regraft", options={"strict": True})
+    expected = X.sin() * X.sum()
+    if first:
+        torch.testing.assert_close(compiled(X), expected)
+    for _ in range(2):
+        torch.testing.assert_close(torch.func.functionalize(compiled)(X), expected)
+    with regraft.coverage() as found:
+        torch.testing.assert_close(compiled(X), expected)
+    assert not found.fallbacks
+
+
 HOOKS = {
     "forward": lambda: torch.nn.modules.module.register_module_forward_hook(lambda m, given, y: y * 2),
     "before": lambda: torch.nn.modules.module.register_module_forward_pre_hook(lambda m, x: (x[0] + 1,)),
