@@ -29,6 +29,7 @@ from ...rewrites.graph import nodes_in
 from ...rewrites.record import GraphRecord
 from ...rewrites.symbolic import hint
 from . import as_written
+from .ranges import ranges_meet
 
 _Place = tuple[int, int, int]  # an input, the first that lies in its memory, and the offset there
 _Base = tuple[tuple[int, ...], Any]  # the inputs of one memory, and what AOTAutograd makes their tensor of
@@ -103,16 +104,6 @@ def _meet(inputs: Sequence[torch.Tensor]) -> bool:
 def _meet_at_addresses(inputs: Sequence[torch.Tensor]) -> bool:
     """The same by their addresses: NumPy's arrays may overlap, too, each as a memory of its own."""
     return ranges_meet([x.data_ptr() for x in inputs], map(extent, inputs))
-
-
-def ranges_meet(places: Iterable[int], sizes: Iterable[int]) -> bool:
-    """Whether two of these ranges have a part in common."""
-    reached = 0
-    for begin, size in sorted(zip(places, sizes, strict=True)):
-        if 0 < begin < reached and size:  # 0: no memory
-            return True
-        reached = max(reached, begin + size)
-    return False
 
 
 def extent(x: torch.Tensor) -> int:

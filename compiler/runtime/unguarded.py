@@ -22,7 +22,8 @@ from ...rewrites.compat.dynamo import alike, guard_alike
 from ...rewrites.record import GraphRecord
 from . import as_written
 from .graph_cache.key import written_by
-from .overlaps import extent, ranges_meet
+from .overlaps import extent
+from .ranges import Ranges
 
 
 def of_their_forms(
@@ -62,8 +63,7 @@ def _apart_from(held: Sequence[weakref.ref[torch.Tensor]], given: Sequence[torch
     The check takes time of the host in every step. Functions in C compare hundreds of addresses with those before.
     """
     pick = [k for k, x in enumerate(given) if type(x) in _WITH_ADDRESS]
-    known: list[int] = []
-    sizes: list[int] = []
+    ranges: list[Ranges] = []
 
     def apart(*given: torch.Tensor) -> bool:
         now: list[Any] = [*map(operator.call, held), *map(given.__getitem__, pick)]
@@ -71,13 +71,9 @@ def _apart_from(held: Sequence[weakref.ref[torch.Tensor]], given: Sequence[torch
             places = list(map(torch.Tensor.data_ptr, now))
         except TypeError:  # None in place of a tensor
             return False
-        if places == known:
-            return True
-        if not sizes:
-            sizes.extend(map(extent, now))
-        meet = ranges_meet(places, sizes)
-        known[:] = [] if meet else places
-        return not meet
+        if not ranges:
+            ranges.append(Ranges(map(extent, now)))
+        return ranges[0].are_apart(places)
 
     return apart
 
