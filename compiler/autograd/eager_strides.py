@@ -336,21 +336,21 @@ def _iterated_in(operands: Sequence[ExampleLayout], result: ExampleLayout, order
 
 
 def _like(operands: Sequence[ExampleLayout], result: ExampleLayout, of: int) -> Decision:
-    """As operand `of`, which the kernel makes its result like; of another size, it is as the iterator has it."""
+    """The layout of operand `of`, which the kernel makes its result like; of another size, the iterator's."""
     if operands[of].sizes != result.sizes:
         return iterated(operands, result)
     return Same(of) if _is_dense(operands[of]) else iterated([operands[of]], result)
 
 
 def _apart(operands: Sequence[ExampleLayout], result: ExampleLayout) -> Decision:
-    """As a copy of the first operand lies, whose elements share places: what gives new memory gives none twice."""
+    """The layout of a copy of the first operand, whose elements share places: new memory has no place twice."""
     if not operands or operands[0].sizes != result.sizes:
         return Order(_rows(len(result.sizes)))
     return iterated(operands[:1], result)
 
 
 def _as_indexed(operands: Sequence[ExampleLayout], result: ExampleLayout) -> Decision:
-    """As the iterator has what `_indexed` gives."""
+    """The iterator's layout for the operands that `_indexed` gives."""
     decision = iterated(operands, result)
     if not isinstance(decision, Same):
         return decision
@@ -360,7 +360,7 @@ def _as_indexed(operands: Sequence[ExampleLayout], result: ExampleLayout) -> Dec
 def _transformed(
     operands: Sequence[ExampleLayout], _: ExampleLayout, dims: Sequence[int] = (), last: Sequence[int] = ()
 ) -> Decision:
-    """As MKL transforms along dims: the other dims come first, each by its stride, that of real numbers last."""
+    """The layout of MKL's transforms along dims: the other dims come first, each by its stride, that of reals last."""
     if not torch.backends.mkl.is_available() or not dims:
         return None
     strides = operands[0].strides
@@ -373,7 +373,7 @@ def _contiguous(_: Sequence[ExampleLayout], result: ExampleLayout) -> Decision:
 
 
 def _scaled_by_powers(operands: Sequence[ExampleLayout], result: ExampleLayout) -> Decision:
-    """As a product with powers of two, which are contiguous whatever the exponents are."""
+    """The layout of a product with powers of two, which are contiguous whatever the exponents are."""
     x, exponents = operands
     rows = tuple(math.prod(exponents.sizes[d + 1 :]) for d in range(len(exponents.sizes)))
     decision = iterated([x, ExampleLayout(exponents.sizes, rows)], result)

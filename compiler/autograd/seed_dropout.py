@@ -216,7 +216,7 @@ _Results = dict[fx.Node, fx.Node]
 
 
 def _native_dropout(draw: _Draw, input: fx.Node, p: float, **_given: Any) -> _Results:
-    """As eager: ``x * mask * scale``, so that what is not finite becomes NaN where it is dropped."""
+    """Dropout as eager computes it: ``x * mask * scale``, so that infinity becomes NaN where it is dropped."""
     mask = draw.bernoulli(1.0 - p)
     kept = draw.cast(mask) if uniform(input) == 1 else draw.edit.call(aten.mul.Tensor, input, mask)
     results = draw.edit.call(aten.mul.Tensor, kept, 0.0 if p == 1 else 1.0 / (1.0 - p)), mask

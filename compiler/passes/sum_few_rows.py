@@ -85,7 +85,7 @@ def _lookups(node: fx.Node) -> Lookups | None:
 
 
 def _put(node: fx.Node) -> Lookups | None:
-    """Of ``table[index]``, whose own lookup in the graph checks the range of the index."""
+    """The lookups of the gradient of ``table[index]``, whose forward in the graph checks the range of the index."""
     given = arguments(node)
     zeros, places, source = given["self"], given["indices"], given["values"]
     if not given["accumulate"] or len(places) != 1 or not is_tensor(places[0]) or not is_zeros(zeros):

@@ -16,7 +16,7 @@ from .min_cut import Fused, knowing
 
 
 def places() -> tuple[frozenset[int], int | None]:
-    """Of the graph that AOTAutograd compiles: positions of inputs whose addresses stay (parameters, buffers).
+    """The positions of inputs of AOTAutograd's graph whose addresses stay (parameters, buffers).
 
     And how many outputs of a forward go to the program, effect tokens before them; None if that is not known. The
     backward keeps the others.

@@ -46,7 +46,7 @@ class Positions:
     steps: tuple[Size, ...]
 
     def aligned(self, rank: int) -> Positions:
-        """As broadcast to more dims, which stand in front."""
+        """The same positions after broadcasting to more dims, which stand in front."""
         return Positions(self.offset, (0,) * (rank - len(self.steps)) + self.steps)
 
     def plus(self, other: Positions, factor: Size = 1) -> Positions:

@@ -35,7 +35,7 @@ def kernel_name(kernel: Kernel, text: str) -> str:
 
 
 def _joined(terms: Iterable[str]) -> str:
-    """As many terms as fit."""
+    """The first terms of a name, as many as fit."""
     found = ""
     for term in terms:
         longer = f"{found}_{term}" if found else term

@@ -41,7 +41,7 @@ def value_bounds(value: Value) -> Range:
 
 
 def _converted(value: Op) -> Range:
-    """Of an integer in another type that holds it."""
+    """The range of an integer in another type that holds it."""
     source = value.args[0].dtype
     if source.is_floating_point or value.dtype.is_floating_point or value.dtype == torch.bool:
         return _UNKNOWN
@@ -53,7 +53,7 @@ def _converted(value: Op) -> Range:
 
 
 def _added(value: Op) -> Range:
-    """Of a sum or difference that cannot overflow."""
+    """The range of a sum or difference that cannot overflow."""
     (a, b), (c, d) = map(value_bounds, value.args)
     if not all(isinstance(end, int) for end in (a, b, c, d)) or value.dtype.is_floating_point:
         return _UNKNOWN

@@ -51,7 +51,7 @@ def _leaky_relu(low: Lowering, x: Tensor, slope: Any = 0.01) -> Tensor:
 
 @lowers("aten.leaky_relu_backward")
 def _leaky_relu_backward(low: Lowering, g: Tensor, x: Tensor, slope: Any, _: bool) -> Tensor:
-    """Of the input or of the result: the sign is the same."""
+    """The gradient by the sign of the input or of the result, which are the same."""
     return elementwise(low, [g, x], lambda g, a: where(op("gt", a, 0), g, times(g, slope)))
 
 

@@ -416,7 +416,7 @@ def batch_norm_backward(low: Lowering, dy: Tensor, x: Tensor, weight: Tensor | N
 def _batch_gradients(
     low: Lowering, rows: NormalizedRows, dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None
 ) -> tuple[Callable[[], Tensor], ...]:
-    """As `_gradients`; rows are columns here, so that the sums that dx needs are dw and db."""
+    """Gradients of a batch norm: its rows are columns, so that the sums that dx needs are dw and db."""
     dtype, normal = compute_dtype(x.dtype), _centered(x, rows, mean, rstd.at)
     dw = total(low, rows.columns, lambda i: times(cast(dy.at(i), dtype), normal(i)), dtype, output=1)
     db = total(low, rows.columns, lambda i: cast(dy.at(i), dtype), dtype, output=2)

@@ -261,7 +261,7 @@ def _fmin(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _ignoring_nan(low: Lowering, name: str, x: Tensor, y: Tensor) -> Tensor:
-    """Of two zeros the first; of bfloat16 on CPUs the second, as eager."""
+    """The larger or smaller number, without NaN: of two zeros the first, in bfloat16 on CPUs the second, as eager."""
     second = low.device.type == "cpu" and promoted([x, y]) == torch.bfloat16
     return elementwise(low, [x, y], lambda a, b: _chosen_number(name, a, b, (a, b) if second else (b, a)))
 

@@ -70,7 +70,7 @@ def _nan_as_zero(value: Value) -> Value:
 
 
 def _as_number(value: Value, dtype: torch.dtype) -> Value:
-    """As eager's `nan_to_num` has it: what becomes an integer is a number."""
+    """A number in place of NaN and infinity, as eager's `nan_to_num` gives it before a cast to integers."""
     limits = torch.finfo(dtype)
     value = _nan_as_zero(rounded(value, dtype))
     return where(op("gt", value, limits.max), limits.max, where(op("lt", value, limits.min), limits.min, value))
@@ -401,13 +401,13 @@ def _norm_parts_when_run(order: Scalar) -> tuple[str, Callable[[Value], Value], 
 def norm(
     low: Lowering, x: Tensor, order: float | None = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> Tensor:
-    """As `vector_norm`, from an older API."""
+    """The `vector_norm` of an older API."""
     return vector_norm(low, x, 2 if order is None else order, dim, keepdim, dtype=dtype)
 
 
 @lowers("aten.norm.ScalarOpt_dtype")
 def norm_all(low: Lowering, x: Tensor, order: float | None, *, dtype: torch.dtype) -> Tensor:
-    """As `norm`, of all elements, in another dtype."""
+    """The norm of all elements, in another dtype."""
     return norm(low, x, order, dtype=dtype)
 
 

@@ -309,7 +309,7 @@ def _unfold(low: Lowering, x: Tensor, dim: int, _: Any, step: int) -> Tensor:
 
 @lowers("aten.as_strided")
 def _as_strided(_: Lowering, x: Tensor, sizes: Sequence[Any], strides: Sequence[Any], offset: Any = None) -> Tensor:
-    """Of a whole buffer that is contiguous: the element's place in memory, unflattened again."""
+    """A view of a whole contiguous buffer: the element's place in memory, unflattened again."""
     buffer = x.buffer
     if (
         buffer.kind != "made"

@@ -85,7 +85,7 @@ def _lanes_of_bytes(product: Product, gpu: Gpu) -> list[GemmTile]:
 
 
 def _busy(product: Product, gpu: Gpu, known: Iterable[tuple[int, int, int]], cores: bool) -> list[GemmTile]:
-    """Of tiles as columns, step and warps those that fit, and have warps enough for all multiprocessors."""
+    """The tiles (columns, step and warps) that fit, and have warps enough for all multiprocessors."""
     rows, found = 1 << (product.row.extent - 1).bit_length(), []
     for columns, depth, warps in known:
         steps = -(-product.depth // depth)
@@ -115,7 +115,7 @@ def _lanes(product: Product, gpu: Gpu) -> Iterator[GemmTile]:
 
 
 def preferred(tiles: list[GemmTile], gpu: Gpu) -> list[GemmTile]:
-    """Of these tiles, those that the GPU's own unit copies, where nothing else is wanted and there are any."""
+    """The tiles among these that the GPU's own unit copies, where nothing else is wanted and there are any."""
     copied = [tile for tile in tiles if tile.descriptors]
     return copied if copied and gpu.tma == "always" else tiles
 

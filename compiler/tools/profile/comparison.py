@@ -125,7 +125,7 @@ def _started(one: Contestant, step: Step, expected: list[torch.Tensor] | None, l
 
 
 def _error(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], gradients: int) -> float:
-    """As in reports: the worst output, or all gradients together; those are the last ones."""
+    """The error as in reports: of the worst output, or of all gradients together; those are the last ones."""
     outputs = len(expected) - gradients
     of_gradients = total_error(found[outputs:], expected[outputs:]) if len(found) == len(expected) else float("inf")
     return max(worst_error(found[:outputs], expected[:outputs]), of_gradients)

@@ -86,7 +86,7 @@ class Times:
         return eager.seconds / contestant.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """As data: all fields, and of a contestant its `name`, `speed` and `spread`, too."""
+        """All fields as data, and of a contestant its `name`, `speed` and `spread`, too."""
         rows = [asdict(c) | {"name": c.name, "speed": self.speed(c), "spread": c.spread} for c in self.contestants]
         return {"schema": self.schema, "version": self.version} | asdict(self) | {"contestants": rows}
 

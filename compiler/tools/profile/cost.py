@@ -183,7 +183,7 @@ def _elements(node: fx.Node) -> int:
 
 
 def _attention_flops(_: fx.Node, arguments: Any) -> int:
-    """Of `softmax(q k^T) v` by the shapes of q, k and v: (..., rows, depth), (..., keys, depth), (..., keys, width)."""
+    """FLOPs of `softmax(q k^T) v` by shapes of q, k, v: (..., rows, depth), (..., keys, depth), (..., keys, width)."""
     q, k, v = arguments[:3]
     return 2 * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
 

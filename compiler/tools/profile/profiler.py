@@ -159,7 +159,7 @@ def _name_and_kind(node: fx.Node) -> tuple[str, str]:
 
 
 def _generated_name(call: KernelCall) -> str:
-    """As profilers of GPUs show it; on CPUs what is computed and a hash, equal for equal kernels."""
+    """The name that profilers of GPUs show; on CPUs what is computed and a hash, equal for equal kernels."""
     plans = getattr(call.run, "plans", ())
     if plans:
         return str(plans[0].unit.function)

@@ -62,7 +62,7 @@ class SeededTensor:
 
 
 def drawn_like(value: torch.Tensor, seed: int) -> SeededTensor | torch.Tensor:
-    """Of about the same numbers as a tensor; itself where that can't be."""
+    """A tensor of about the same numbers as another; that one itself where it can't be drawn."""
     if value.numel() == 0 or value.is_complex():
         return value
     entries = value.detach().double()
