@@ -243,7 +243,8 @@ class Matcher:
         elif (other := other_views(term, value, user)) is not None:
             self._fail(binding.entering(other[0][-1], other[1][-1]), other[2], user)
         else:
-            self._mismatch(binding, term.op.removeprefix("aten."), value, user, weak)
+            operand = isinstance(value, fx.Node)  # an operator where a number stands says nothing
+            self._mismatch(binding, term.op.removeprefix("aten."), value, user, weak or not operand)
 
     def _mismatch(self, binding: Binding, expected: str, value: Any, user: fx.Node | None, weak: bool = False) -> None:
         failure, depth = self.failure, len(binding.nodes)

@@ -23,6 +23,21 @@ def test_refused(rule: Any, sample: Any) -> None:
     assert sample.refused in refusals(rule, sample)
 
 
+SCORES_OF_NO_PRODUCT = {
+    "squared distances": lambda q, k: -(torch.cdist(q, k) ** 2),
+    "angles": lambda q, k: torch.cosine_similarity(q[..., None, :], k[..., None, :, :], -1) * 10,
+}
+
+
+@pytest.mark.parametrize("name", SCORES_OF_NO_PRODUCT)
+def test_scores_that_are_no_product(name: str) -> None:
+    """The reason names what stands in the place of the product, not the number beside it."""
+    scores = SCORES_OF_NO_PRODUCT[name]
+    found = rewritten(lambda q, k, v: attend(scores(q, k), v), qkv())
+    (miss,) = (miss for miss in found.record.near_misses if miss.family == "attention")
+    assert miss.expected.endswith("matmul") and miss.found.split(":")[0] in ("pow", "cosine_similarity")
+
+
 def test_nobody_wants_the_weights() -> None:
     found = rewritten(lambda q, k, v: attend(q @ k.mT, v), qkv(), rules=[sdpa_with_weights], near_miss_depth=0)
     assert "weights-unused" in found.codes
