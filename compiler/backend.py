@@ -63,7 +63,7 @@ from .options.rules import resolve_rules
 from .passes.align_rows import strides_of_outputs, take_strides
 from .passes.containment import Containment, PassFailedError
 from .pipeline import refuse_unknown
-from .runtime.calls import Boxed, as_backward, as_calls, default_dtype, of_plain_tensors, restored
+from .runtime.calls import Boxed, as_backward, as_calls, as_forward, as_saved, default_dtype, of_plain_tensors, restored
 from .runtime.cudagraphs.graphs import CudaGraphs, drop_captures
 from .runtime.cudagraphs.host import Split, split_host
 from .runtime.cudagraphs.replay import Replay
@@ -408,9 +408,10 @@ class Compilation:
         """Compile one graph; its time is not counted as time for differentiating."""
         start = time.perf_counter()
         if kind == "backward":  # the forward is compiled already: only the backward can start again
-            call = as_backward(self._compiled_backward(graph_module, inputs))
+            call = as_backward(as_saved(self._compiled_backward(graph_module, inputs), graph_module))
         else:
             call = at_eagers_place(self._compiled(graph_module, inputs, kind), graph_module)
+            call = as_forward(call) if kind == "forward" else call
         self._nested += time.perf_counter() - start
         return call
 

@@ -12,6 +12,7 @@ from torch import fx
 
 from ...rewrites.backup import copied
 from ...rewrites.compat import autocast_off, autocast_on, is_renamed_tensor, mark_boxed
+from ...rewrites.compat.autograd import has_saved_tensor_hooks
 from ...rewrites.compat.maps import by_rows, maps_over_gradients
 from ...rewrites.graph import apart, gives_view, op_name
 from ...rewrites.moves import VIEWS
@@ -118,6 +119,59 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(now)
+
+
+_HOOKED: list[bool] = []
+"""Not empty once a forward has run within hooks of saved tensors."""
+
+
+def as_forward(call: Boxed) -> Boxed:
+    """A forward that notes whether the user has hooks of saved tensors (`torch.autograd.graph.save_on_cpu`)."""
+
+    def run(args: list[Any]) -> Any:
+        if not _HOOKED and has_saved_tensor_hooks():
+            _HOOKED.append(True)
+        return call(args)
+
+    mark_boxed(run)
+    return run
+
+
+def as_saved(call: Boxed, graph_module: fx.GraphModule) -> Boxed:
+    """A backward whose inputs hooks of saved tensors may have laid out otherwise than its forward did."""
+    known = [node.meta.get("val") for node in graph_module.graph.find_nodes(op="placeholder")]
+
+    def run(args: list[Any]) -> Any:
+        if _HOOKED and len(args) == len(known):
+            args[:] = map(_laid_as, args, known)
+        return call(args)
+
+    mark_boxed(run)
+    return run
+
+
+def _laid_as(given: Any, known: Any) -> Any:
+    tensors = isinstance(given, torch.Tensor) and isinstance(known, torch.Tensor)
+    if not tensors or known.layout != torch.strided:
+        return given
+    if any(type(n) is not int for n in (*known.shape, *known.stride())):
+        order = order_of(known) if given.dim() == known.dim() else None
+        return given if order is None else laid_out(given, order)
+    return laid_as_saved(given, known.shape, known.stride(), known.dtype)
+
+
+def laid_as_saved(x: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor as a backward reads it: with these strides.
+
+    Raises:
+        RuntimeError: a hook has given a tensor of another size or dtype.
+    """
+    if x.dtype != dtype or tuple(x.shape) != tuple(sizes):
+        wrong, right = (f"{kind} {list(shape)}" for kind, shape in ((x.dtype, x.shape), (dtype, sizes)))
+        raise RuntimeError(f"a hook of saved tensors gives a tensor of {wrong} where {right} was saved")
+    if x.stride() == tuple(strides):
+        return x
+    return x.new_empty_strided(sizes, strides).copy_(x)
 
 
 def as_backward(call: Boxed) -> Boxed:

@@ -98,6 +98,11 @@ def aot_compile(  # noqa: PLR0913 - a compiler for each kind of graph, and how t
         )
 
 
+def has_saved_tensor_hooks() -> bool:
+    """Whether what autograd saves now goes through hooks of the user's."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def _by_aot_autograd(graph_module: fx.GraphModule, inputs: Sequence[Any], **asked: Any) -> Callable[..., Any]:
     """As `torch._dynamo.backends.common.aot_autograd` calls it, which imports Inductor for a log (65 ms, 8 MiB).
 

@@ -17,9 +17,17 @@ import torch
 from torch import fx
 
 from ....rewrites import compat
-from ....rewrites.compat.autograd import StepFacts, clear_saved, count_writes, is_view, keeps_no_zeros, own_tensor
+from ....rewrites.compat.autograd import (
+    StepFacts,
+    clear_saved,
+    count_writes,
+    has_saved_tensor_hooks,
+    is_view,
+    keeps_no_zeros,
+    own_tensor,
+)
 from ...codegen.wrapper.emit import WrapperSource
-from ..calls import Boxed
+from ..calls import Boxed, laid_as_saved
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,8 @@ def _function(step: TrainingStep, forward: Boxed, backward: Boxed) -> Any:
                 outputs[place] = own_tensor(outputs[place])
             # What is a view would keep, and with an output among its bases be kept by, what it is a view of.
             ctx.save_for_backward(*(x.detach() if is_view(x) else x for x in saved))
+            hooked = has_saved_tensor_hooks()
+            ctx.laid = [(x.shape, x.stride(), x.dtype) for x in saved] if hooked else None
             others = [x for x, wanted in zip(outputs, facts.differentiable, strict=True) if not wanted]
             ctx.mark_non_differentiable(*(x for x in others if isinstance(x, torch.Tensor)))
             keeps_no_zeros(ctx)
@@ -110,6 +120,8 @@ def _function(step: TrainingStep, forward: Boxed, backward: Boxed) -> Any:
         @compat.without_dynamo  # which looks at what runs in a backward that a compiled program calls
         def backward(ctx: Any, *gradients: Any) -> Any:
             given = [*ctx.saved_tensors]
+            if ctx.laid is not None:
+                given = [laid_as_saved(x, *laid) for x, laid in zip(given, ctx.laid, strict=True)]
             for place, (sizes, strides) in zip(differentiable, step.tangents, strict=True):
                 given.append(_laid_out(gradients[place], sizes, strides))
             clear_saved(ctx)

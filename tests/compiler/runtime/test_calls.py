@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regraft.compiler.runtime.calls import as_calls
 
 aten = torch.ops.aten
+W = torch.linspace(-2, 3, 16).reshape(4, 4)
 
 
 def program(x, y):
@@ -67,6 +68,37 @@ def test_backwards_that_run_in_another_state(inside, tmp_path, monkeypatch, othe
             compiled = torch.compile(mixed, backend="regraft", options={"strict": True})
             for within in (inside, "neither", inside):
                 torch.testing.assert_close(gradients(compiled, within), expected)
+
+
+UNPACKED = {
+    "transposed": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x, "contiguous": lambda x: x.contiguous(),
+    "smaller": lambda x: x[:2], "double": lambda x: x.double(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNPACKED)
+def test_hooks_give_saved_tensors_that_lie_otherwise(name, tmp_path, monkeypatch):
+    """Compiled, and recalled. What has another size or dtype is an error, as in eager."""
+
+    def gradients(call):
+        x, w = torch.linspace(-2, 1, 32).reshape(4, 8)[:, ::2].requires_grad_(), W.clone().mT.requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, UNPACKED[name]):
+            y = call(x, w)
+        try:
+            return torch.autograd.grad(y.sum(), (x, w))
+        except RuntimeError:
+            return None
+
+    def program(x, w):
+        return ((x @ w).sin() * w.exp().sum(0)).cumsum(1)
+
+    monkeypatch.delenv("REGRAFT_DISABLE_CACHE", raising=False)
+    expected = gradients(program)
+    with cache_in(tmp_path):
+        for _ in range(2):
+            torch.compiler.reset()
+            compiled = torch.compile(program, backend="regraft", options={"strict": True})
+            torch.testing.assert_close(gradients(compiled), expected)
 
 
 def test_gradients_of_which_rows_lie_otherwise(tmp_path, monkeypatch):
