@@ -36,6 +36,7 @@ from ..rewrites.compat.dynamo import allow_lookups_at_once, leave_to_python, on_
 from ..rewrites.compat.guards import guard_the_rest, has_negative_zeros
 from ..rewrites.compat.logs import code_is_logged, log_code
 from ..rewrites.compat.memory import guard_float32_precision
+from ..rewrites.compat.tensors import is_fake, requires_grad
 from ..rewrites.coverage import publish
 from ..rewrites.effects import mark_gradients
 from ..rewrites.faults import Faults
@@ -129,7 +130,7 @@ class Compilation:
         self.options, self._example_inputs = options, example_inputs
         self.rules = resolve_rules(options.rules)
         self.oracle = make_oracle(options)
-        self.training = torch.is_grad_enabled() and any(_requires_grad(x) for x in example_inputs)
+        self.training = torch.is_grad_enabled() and any(requires_grad(x) for x in example_inputs)
         kind = "training" if self.training else "inference"
         self.record = GraphRecord(compile_name(), kind, nodes=len(gm.graph.nodes))
         self._default_dtype = torch.get_default_dtype()
@@ -202,6 +203,8 @@ class Compilation:
             return self._as_written("functionalize", "within torch.func.functionalize: results are")
         if do(has_negative_zeros, self._gm, self._example_inputs, default=False):
             return self._as_written("negative-zero", "a number that changes is -0.0 in this call: results are")
+        if any(is_fake(x) for x in self._example_inputs):
+            return self._as_written("fake-input", "inputs are fake tensors, which have no elements: results are")
         left = do(left_to_python, self._gm, self._example_inputs, default="")
         if left:
             self._leave(left)
@@ -286,7 +289,7 @@ class Compilation:
             self._stages.wait_for_desugared(captured.graph_module)
         else:
             self.record.fallbacks.extend(Fallback.of("capture", reason) for reason in captured.kept)
-            wanted = [self.training and _requires_grad(x) for x in self._example_inputs]
+            wanted = [self.training and requires_grad(x) for x in self._example_inputs]
             self._contained.do(mark_gradients, captured.graph_module.graph, wanted)
             if not self._contained.leaves_out("mark_gradients"):
                 self._contained.do(self._stages.rewrite_program, captured.graph_module)
@@ -479,10 +482,6 @@ def _compiled_apart(program: fx.GraphModule, inputs: Sequence[Any], *, options: 
     """Compile a program anew for inputs whose sizes are numbers."""
     with collected_once():
         return Compilation(program, inputs, options).run()
-
-
-def _requires_grad(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def faults_of(record: GraphRecord, options: Options) -> Faults:

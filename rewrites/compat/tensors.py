@@ -15,6 +15,11 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def requires_grad(value: object) -> bool:
+    """Whether `value` is a tensor that autograd differentiates by."""
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
 def is_wrapped(tensor: torch.Tensor) -> bool:
     """Whether a transformation of `torch.func` (a gradient, a map over a dim) has wrapped `tensor`."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)

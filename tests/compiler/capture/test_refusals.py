@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from support.capturing import CaptureBackend, same_as_eager
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from regraft.compiler.capture import capture
 
@@ -146,3 +147,22 @@ def test_results_that_differ_are_reasons(monkeypatch):
     backend = same_as_eager(program, X, W)
     assert backend.codes == ["changed-result"]
     assert backend.captured[0].fallback.expected == "False"
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_fake_tensors_give_fake_tensors(trained):
+    """Kernels would read memory that is not there."""
+
+    def program(x):
+        return x.sin() @ x.t() + x.shape[0]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="regraft", options={"strict": True})
+    x = torch.randn(3, 4, requires_grad=trained)
+    for _ in range(2):
+        with FakeTensorMode() as mode:
+            result = compiled(torch.ones(3, 4, requires_grad=trained))
+            converted = compiled(mode.from_tensor(x))
+        assert type(result) is type(converted) is FakeTensor and result.shape == converted.shape == (3, 3)
+        assert result.requires_grad is converted.requires_grad is trained
+        torch.testing.assert_close(compiled(x), program(x))
