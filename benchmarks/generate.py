@@ -3,6 +3,7 @@
     python benchmarks/generate.py --models llama-1b --batch 1,4,16 --attention sdpa,eager --dtype bfloat16
     python benchmarks/generate.py --models llama-1b --profile                   kernels by time, and why not
     python benchmarks/generate.py --device cpu --models llama-200m,gpt2 --dtype float32,bfloat16 --threads 1
+    python benchmarks/generate.py --device cpu --backends regraft,openvino      needs `pip install openvino`
     python benchmarks/generate.py --models llama-1b --weights int8              linear layers dequantized in PyTorch
     python benchmarks/generate.py --models gemma2,phi3,gpt_neox                 any decoder of `transformers`, by type
 
@@ -193,21 +194,36 @@ def bandwidth(device: torch.device) -> float:
 def started(name: str, setting: Setting, model: Any, prompt: torch.Tensor, tokens: list[torch.Tensor]) -> Run:
     """A backend that is compiled and warm, with the logits of all tokens."""
     torch.compiler.reset()
-    cache = filled(model, setting, prompt)
-    backend = name.removesuffix("-max")
-    made = model if name == "eager" else torch.compile(model, backend=backend, mode=MODES.get(name))
+    cache, start = filled(model, setting, prompt), time.perf_counter()
+    if name == "openvino":
+        from openvino_decoder import OpenVinoDecoder
+
+        made: Any = OpenVinoDecoder(model, cache, setting.cache, setting.prompt, tokens[0])
+    else:
+        made = (
+            model if name == "eager" else torch.compile(model, backend=name.removesuffix("-max"), mode=MODES.get(name))
+        )
     run = Run(name, made, cache)
     for number in range(3):  # compiled, recorded, replayed
-        rewind(cache, setting.prompt)
-        start = time.perf_counter()
+        forget(run, setting)
         decoded = tokens[: 4 if number < 2 else None]
         run.logits = [step(run, setting, n, x).float().clone() for n, x in enumerate(decoded)]
         run.cold = run.cold or time.perf_counter() - start
     return run
 
 
+def forget(run: Run, setting: Setting) -> None:
+    """Let a backend's cache hold the prompt alone."""
+    if run.name == "openvino":
+        run.model.rewind()
+    else:
+        rewind(run.cache, setting.prompt)
+
+
 def step(run: Run, setting: Setting, number: int, tokens: torch.Tensor) -> torch.Tensor:
     """The logits of one token."""
+    if run.name == "openvino":
+        return run.model.step(number, tokens)
     torch.compiler.cudagraph_mark_step_begin()
     return forward(run.model, tokens, run.cache, place_of(run.model, setting.prompt + number, 1, setting.device))
 
@@ -219,7 +235,7 @@ def take_turns(runs: list[Run], setting: Setting, tokens: list[torch.Tensor], li
         if turn >= 3 and time.perf_counter() - begin > limit:
             return
         for run in runs:
-            rewind(run.cache, setting.prompt)
+            forget(run, setting)
             if setting.device.type == "cpu":
                 run.times += [seconds(lambda: step(run, setting, n, x), setting.device) for n, x in enumerate(tokens)]  # noqa: B023
             else:
@@ -229,7 +245,7 @@ def take_turns(runs: list[Run], setting: Setting, tokens: list[torch.Tensor], li
 
 def profiled(run: Run, setting: Setting, tokens: list[torch.Tensor], console: Console, lines: int) -> None:
     """Print kernels of a step, by the time that all their launches take."""
-    rewind(run.cache, setting.prompt)
+    forget(run, setting)
     on_gpu, activity = setting.device.type == "cuda", torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[activity.CUDA if on_gpu else activity.CPU]) as profile:
         for number, token in enumerate(tokens):
@@ -321,7 +337,9 @@ def main(  # noqa: PLR0913
     weights: Annotated[str, typer.Option(help="as the dtype has them, int8, int4")] = "",
     experts: Annotated[str, typer.Option(help="batched_mm, as `generate` decodes on GPUs; grouped_mm")] = "batched_mm",
     batch: Annotated[str, typer.Option(help="Sequences, by commas.")] = "1",
-    backends: Annotated[str, typer.Option(help="inductor-max: max-autotune")] = "eager,inductor,regraft",
+    backends: Annotated[
+        str, typer.Option(help="inductor-max: max-autotune; openvino: CPUs")
+    ] = "eager,inductor,regraft",
     device: Annotated[str, typer.Option(help="cuda, cpu")] = "cuda",
     prompt: Annotated[int, typer.Option(help="Tokens in the cache.")] = 1024,
     cache: Annotated[int, typer.Option(help="Tokens that it can hold.")] = 2048,
