@@ -112,8 +112,8 @@ def split_above_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
     inner = node.args[0]
     if not sees(node, inner, *_ELEMENTWISE) or not _is_scores(inner) or not _can_move(inner, keeps_one_user=True):
         return None
-    if op_name(inner) == "aten.softmax" and len(inner.users) > 1:  # see `split_for_all_readers`
-        return None
+    if op_name(inner) == "aten.softmax" and len(inner.users) > 1 and rank(node) > rank(inner):
+        return None  # see `split_for_all_readers`
     groups = _splits(inner, node, 1)
     return None if groups is None else _regrouped(node, edit, inner, groups, shape(node))
 
