@@ -33,7 +33,7 @@ from ..gemm.triton_cost import cycles_to_move
 from .description import Side
 from .triton_depthwise_weight import WeightGradient, WeightTile, weight_tiles, weight_triton, workspace
 
-RULE, FAMILY = "convolution-gradient", "convolution-kernel"
+RULE, FAMILY = "convolution-gradient", "convolution-gradient-kernel"
 _WEIGHT = 1  # index among the results
 # Passes over the image that are saved: in general, and of wide windows in float32.
 _PASSES, _WIDE_PASSES, _WIDE = 4, 64, 9

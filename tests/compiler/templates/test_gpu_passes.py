@@ -65,21 +65,19 @@ def ran(monkeypatch: pytest.MonkeyPatch, training: bool, faulty: str = "") -> li
     return told
 
 
+LATER = ["products", "convolutions", "weight-gradients"]
+
+
 def test_all_begin_before_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = ["begin attention", "begin products but for some", "begin convolutions but for some"]
-    assert ran(monkeypatch, False) == [*begun, "run attention", "run products", "run convolutions"]
+    begun = ["begin attention", *(f"begin {name} but for some" for name in LATER)]
+    assert ran(monkeypatch, False) == [*begun, "run attention", *(f"run {name}" for name in LATER)]
 
 
 def test_attentions_of_training_have_been_decided_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ran(monkeypatch, True) == ["begin products", "begin convolutions", "run products", "run convolutions"]
+    assert ran(monkeypatch, True) == [f"{what} {name}" for what in ("begin", "run") for name in LATER]
 
 
 def test_a_fault_of_one_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     told = ran(monkeypatch, False, faulty="products")
-    assert told[-2:] == ["run attention", "run convolutions"]
+    assert told[-3:] == ["run attention", "run convolutions", "run weight-gradients"]
     assert OUTCOMES == ["products: planted"]
-
-
-def test_graphs_of_cpus_are_no_task() -> None:
-    graph = torch.fx.symbolic_trace(lambda x: x @ x).graph
-    assert task_of(graph, Always(), GraphRecord("test")) is None
