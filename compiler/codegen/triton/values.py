@@ -73,11 +73,14 @@ class Touch:
     Args:
         how: ``"read"``, ``"write"``, or what an atomic store does.
         offset: of the element; `shape` the tile's.
+        alone: whether each lane touches an element of its own: a number, or a value of a row, is read by all lanes, or
+            all of the row, and some of them may be late.
     """
 
     how: str
     offset: Any
     shape: str
+    alone: bool
 
     def meets(self, earlier: Touch) -> bool:
         """Whether a lane may touch the element of another lane of an earlier access, and their order matters."""
@@ -85,7 +88,7 @@ class Touch:
             return False
         if self.how == "read" or (self.offset, self.shape) != (earlier.offset, earlier.shape):
             return True
-        return is_indirect(self.offset)
+        return is_indirect(self.offset) or not self.alone
 
 
 class UnservedError(Exception):
@@ -303,7 +306,8 @@ class TritonValues:
         """Note an access that the next line makes; a barrier before it where it must not overtake an earlier one."""
         if buffer not in self.stored:
             return
-        touch = Touch(how, offset, self.shape())
+        alone = self.shape() != "[1, 1]" and self.is_whole(offset)
+        touch = Touch(how, offset, self.shape(), alone)
         if any(touch.meets(earlier) for earlier in self.touched.get(buffer, ())):
             self.barrier()
         self.touched[buffer] = self.touched.get(buffer, frozenset()) | {touch}

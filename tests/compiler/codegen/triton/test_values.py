@@ -51,6 +51,20 @@ def test_what_each_lane_keeps_to_itself_needs_no_waiting():
     assert "debug_barrier" not in lines(lambda x: x.copy_(torch.softmax(x, 1)), ROWS.clone())
 
 
+@pytest.mark.parametrize("many", [ROWS, ROWS[0]])
+@pytest.mark.parametrize("shape", [(), (1,), (8, 1)])
+def test_what_many_lanes_read_is_written_when_all_have_read_it(shape, many):
+    """A step's number that is counted up in the kernel that computes with it: a late lane would see the next one."""
+
+    def counted(n, x):
+        result = x * (n + 1)
+        n.add_(1)
+        return result
+
+    found = lines(counted, torch.zeros(shape), many)
+    assert found.count("debug_barrier") == 1 and found[-2:] == ["debug_barrier", "tl.store"]
+
+
 def test_pieces_of_one_result_need_no_waiting():
     """Other lanes store elsewhere: no two pieces have an element in common."""
     parts = [torch.randn(40, 8) for _ in range(3)]
