@@ -43,6 +43,7 @@ def test_operations_compile(dtype):
         assert compiles(kernel_source(case(name, dtype)[0])), name
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8], ids=str)
 def test_operations_of_a_number_compile(dtype):
     """One operand is a constant, which has the shape of one element."""

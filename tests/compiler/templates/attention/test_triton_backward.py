@@ -241,6 +241,7 @@ def test_functions_without_a_derivative_are_refused() -> None:
         attention_backward(attention)
 
 
+@takes_turns("gpu")
 @pytest.mark.parametrize("gpu", [HOPPER, AMPERE], ids=["sm_90", "sm_80"])
 @pytest.mark.parametrize("name", ["bert", "causal", "gemma", "wide"])
 def test_default_tiles_fit_the_gpu(name: str, gpu: Any) -> None:

@@ -117,6 +117,7 @@ def test_refusals(kernel: tuple[int, int], layout: torch.memory_format, mask: tu
     assert isinstance(found, Reason) and found.code == code
 
 
+@takes_turns("capability")
 @pytest.mark.parametrize("capability", [90, 80])
 @pytest.mark.parametrize(("channels", "side", "kernel"), [(96, 56, 7), (144, 28, 3), (17, 9, 5)])
 def test_compiled(capability: int, channels: int, side: int, kernel: int) -> None:

@@ -348,6 +348,7 @@ def test_numbers_on_the_cpu_are_no_memory_of_the_gpu(before: bool) -> None:
 # -- machine code -----------------------------------------------------------------------------------------------------
 
 
+@takes_turns("gpu")
 @pytest.mark.parametrize("gpu", [HOPPER, AMPERE])
 @pytest.mark.parametrize("rows", [1, 16, 64])
 def test_offered_tiles_compile_and_spill_nothing(rows: int, gpu: Gpu) -> None:

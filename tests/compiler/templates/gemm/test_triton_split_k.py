@@ -159,6 +159,7 @@ def test_products_that_memory_bounds() -> None:
 # -- machine code -----------------------------------------------------------------------------------------------------
 
 
+@takes_turns("gpu")
 @pytest.mark.parametrize("gpu", [HOPPER, AMPERE])
 @pytest.mark.parametrize("sizes", [(1, 4096, 4096), (16, 1024, 16384), (64, 4096, 4096), (768, 768, 65536)])
 def test_offered_tiles_compile_and_spill_nothing(sizes: tuple[int, int, int], gpu: Gpu) -> None:
