@@ -66,11 +66,11 @@ def _is_grouped(node: fx.Node) -> bool:
     """Whether groups are single channels or have enough for tensor cores, and channels are last."""
     values = arguments(node)
     operands = [values[name] for name in ("grad_output", "input", "weight")]
-    single = _of_single_channels(values)
-    if any(dtype(n) not in _HALVES + _SINGLE * single or rank(n) not in _FORMATS for n in operands):
-        return False
     sizes = [size for n in operands for size in shape(n)]
     if values["transposed"] or values["groups"] == 1 or not all(isinstance(size, int) and size for size in sizes):
+        return False
+    single = _of_single_channels(values)
+    if any(dtype(n) not in _HALVES + _SINGLE * single or rank(n) not in _FORMATS for n in operands):
         return False
     if not all(map(has_channels_last, operands[:2])):
         return False
