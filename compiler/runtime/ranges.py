@@ -45,7 +45,7 @@ class Ranges:
         return apart
 
     def _few_moved(self, places: Sequence[int]) -> bool:
-        """Whether few ranges lie elsewhere, and none of these meets another; False leaves it open."""
+        """Whether few ranges have moved, and all are still apart; False where too many have moved to tell cheaply."""
         if not self._known:
             return False
         moved = set(compress(range(len(places)), map(operator.ne, places, self._known)))

@@ -90,7 +90,7 @@ def depthwise_tiles(convolution: Depthwise, count: int) -> Sequence[DepthwiseTil
 
 
 def _waste(convolution: Depthwise, tile: DepthwiseTile) -> int:
-    """How bad it is that neighbours lie beyond the end of lines and columns: 0, 1 or 2."""
+    """A rank of the lanes that have no pixel, since neighbours reach beyond the image: 0 (hardly any), 1 or 2."""
     *_, line = convolution.extents
     lanes = -(-line // tile.depth) * tile.depth / line
     if tile.lines > 1:
@@ -100,9 +100,9 @@ def _waste(convolution: Depthwise, tile: DepthwiseTile) -> int:
 
 
 def most_lines(convolution: Depthwise) -> int:
-    """How many lines of neighbours a lane may compute: one where two see no line of the image with lines of the weight.
+    """The number of lines of neighbours that a lane may compute.
 
-    A line of the weight passes from neighbours to those below where windows are one line apart.
+    Several need windows that are one line apart: a line of the weight then passes from neighbours to those below.
     """
     if len(convolution.sides) != 2 or convolution.channels > 1:
         return 1
@@ -252,7 +252,7 @@ class _DepthwiseTriton(GemmTriton):
 
 
 def _spans(lines: int, below: int) -> Iterator[tuple[range, range]]:
-    """Steps from line to line of the image, and which lines of neighbours see it at one of so many lines of the window.
+    """Steps along the lines of the image, each with the lines of neighbours whose windows contain that line.
 
     lines = 3, below = 2   ->   0: first line of neighbours;   1, 2: both;   3: second line
     """

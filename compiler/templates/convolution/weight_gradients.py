@@ -90,7 +90,7 @@ class WeightGradientTemplate(GpuTemplate):
         replace_by_call(self.task.graph, found, found.inputs[:2], kernel, place, self.rule)
 
     def work(self, described: WeightGradient) -> int:
-        """Bytes that the library moves more."""
+        """An estimate of the bytes that a kernel saves over the library."""
         image = described.image
         is_wide = image.dtype == torch.float32 and prod(described.window) > _WIDE
         return (_WIDE_PASSES if is_wide else _PASSES) * prod(image.sizes) * image.dtype.itemsize
