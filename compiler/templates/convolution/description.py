@@ -10,9 +10,12 @@ Pixels are counted over images, lines and columns; where a window looks outside 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
+
+import torch
 
 from ...lowering.windows import Sliding
 from ..gemm.description import Product
@@ -87,6 +90,19 @@ class Convolution(Product):
     def steps(self, depth: int) -> int:
         """How many steps of a depth there are."""
         return prod(self.kernel) * -(-self.run // depth)
+
+
+def in_each_dim(numbers: Sequence[int], dims: int) -> tuple[int, ...]:
+    """A number for each dim of the images: operators take one for all."""
+    return tuple(numbers) * dims if len(numbers) == 1 else tuple(numbers)
+
+
+def sides_of(x: torch.Tensor, out: torch.Tensor, weight: torch.Tensor, values: Mapping[str, Any]) -> tuple[Side, ...]:
+    """The dims of images `x` in a call with the arguments `values`, whose result or its gradient is `out`."""
+    steps = (in_each_dim(values[name], x.dim() - 2) for name in ("stride", "padding", "dilation"))
+    strides = x.stride()[2:], weight.stride()[2:]
+    each = zip(x.shape[2:], out.shape[2:], weight.shape[2:], *steps, *strides, strict=True)
+    return tuple(Side(Sliding(*facts[:6]), *facts[6:]) for facts in each)
 
 
 def boxes(extents: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from ...lowering.core import contiguous
 from ..common.cpp_call import TemplateKernel, lanes, template_kernel
 from ..common.formula import packet
 from .cpp_direct import direct_cpp
+from .description import in_each_dim
 
 _CONVOLUTION, _GRADIENT = "aten.convolution", "aten.convolution_backward"
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -64,13 +65,8 @@ def gradient_kernel(node: fx.Node) -> TemplateKernel | None:
 
 def _geometry(values: dict[str, Any]) -> Geometry:
     dims = values["input"].meta["val"].dim() - 2
-    stride, padding, dilation = (_of_all(values[name], dims) for name in ("stride", "padding", "dilation"))
+    stride, padding, dilation = (in_each_dim(values[name], dims) for name in ("stride", "padding", "dilation"))
     return Geometry(stride, padding, dilation, bool(values["transposed"]), values["groups"])
-
-
-def _of_all(numbers: Sequence[int], dims: int) -> tuple[int, ...]:
-    """A number for each dim of space: operators take one for all."""
-    return tuple(numbers) * dims if len(numbers) == 1 else tuple(numbers)
 
 
 def _kernel_of(metas: Sequence[torch.Tensor], geometry: Geometry) -> TemplateKernel | None:

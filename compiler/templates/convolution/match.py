@@ -8,7 +8,6 @@ Epilogues are those of products, with channels second instead of last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from math import prod
@@ -24,7 +23,6 @@ from ...ir.value import Value
 from ...lowering.core import Indices, Tensor, contiguous
 from ...lowering.positions import raveled, unraveled
 from ...lowering.sizes import Unlowered
-from ...lowering.windows import Sliding
 from ...passes.conv_layout_cost import FEWEST
 from ..attention.match import at
 from ..common.formula import packet
@@ -32,7 +30,7 @@ from ..gemm.description import Matrix, Product
 from ..gemm.epilogue import Epilogue
 from ..gemm.match import FoundProduct, ProductMatcher, with_largest_epilogue
 from ..gemm.operands import Operands, mixture, unfit
-from .description import Convolution, Side
+from .description import Convolution, Side, sides_of
 from .triton_depthwise import MOST_SUMMED, MOST_UNROLLED, Depthwise
 
 CONVOLUTION = "aten.convolution"
@@ -93,11 +91,6 @@ def _is_by_lanes(call: fx.Node, values: dict[str, Any]) -> bool:
     )
 
 
-def _of_all(numbers: Sequence[int], dims: int) -> list[int]:
-    """A number for each dim of space: operators take one for all."""
-    return list(numbers) * dims if len(numbers) == 1 else list(numbers)
-
-
 def _columns(call: fx.Node, values: dict[str, Any]) -> int:
     """Channels of the result in a group."""
     return call.meta["val"].shape[1] // values["groups"]
@@ -134,12 +127,7 @@ class _ConvolutionMatcher(ProductMatcher):
     def _product(self, *fields: Any) -> Product:
         values = arguments(self._call)
         x, weight = (values[name].meta["val"] for name in ("input", "weight"))
-        geometry = (_of_all(values[name], x.dim() - 2) for name in ("stride", "padding", "dilation"))
-        each = zip(
-            x.shape[2:], self._call.meta["val"].shape[2:], weight.shape[2:], *geometry, x.stride()[2:],
-            weight.stride()[2:], strict=True,
-        )  # fmt: skip
-        sides = tuple(Side(Sliding(*facts[:6]), *facts[6:]) for facts in each)
+        sides = sides_of(x, self._call.meta["val"], weight, values)
         return Convolution(
             *fields, images=x.stride(0), sides=sides, channels=weight.shape[1], merged=_merges(x, values, sides)
         )

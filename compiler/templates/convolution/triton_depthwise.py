@@ -27,7 +27,7 @@ from ..gemm.triton_matmul import GemmTriton, written
 from ..gemm.triton_operand import base
 from ..gemm.triton_tiles import GemmTile
 from .description import Convolution, boxes, splits
-from .triton_implicit_gemm import digit, where
+from .triton_implicit_gemm import digit, lanes_of_boxes, where
 
 _STAGES = 2  # there is no pipeline: columns are loaded as they are needed
 _ELEMENTS = 4  # of a thread, for each neighbour: one load of 8 bytes in 16 bits
@@ -157,17 +157,10 @@ class _DepthwiseTriton(GemmTriton):
     def _lanes(self) -> None:
         """The pixels and channels of lanes: `image`, `side0`, ..., and the first of neighbours along the line."""
         columns = -(-self._c.column.extent // self.tile.columns)
-        counts, inside = boxes(self._extents, self._sizes), []
         self.line("program = tl.program_id(0)", "g = 0")
         self.line(f"box = program // {columns}", f"lane = tl.arange(0, {self.tile.rows})[:, None]")
-        for dim, (extent, size) in enumerate(zip(self._extents, self._sizes, strict=True)):
-            name = _name(dim)
-            box = digit("box", prod(counts[dim + 1 :]), counts[dim], dim == 0)
-            lane = digit("lane", prod(self._sizes[dim + 1 :]), size, dim == 0)
-            self.line(f"{name} = ({box} * {size} + {lane}){self.long}")
-            if extent % size:
-                inside.append(f"({name} < {extent})")
-        self.line(f"in_box = {' & '.join(inside) or '(lane >= 0)'}")
+        names = list(map(_name, range(len(self._extents))))
+        self.line(*lanes_of_boxes(names, self._extents, self._sizes, self.long))
         self.line(f"{self._last} *= {self._together}")
         if self._below > 1:
             self.line(f"{_name(len(self._c.sides) - 1)} *= {self._below}")

@@ -31,7 +31,7 @@ from ...ir.program import Buffer
 from ..common.triton_launch import launch_of
 from .description import Side, boxes, splits
 from .triton_depthwise import columns_seen
-from .triton_implicit_gemm import digit, where
+from .triton_implicit_gemm import lanes_of_boxes, where
 
 WORKSPACE = "<sums>"
 _HELD = 64  # sums and gradients of a thread, in registers
@@ -179,14 +179,14 @@ class _Sums(_WeightLaunch):
         gradient, tile = self.gradient, self.tile
         across = -(-gradient.channels // tile.columns)
         extents, sizes = _grid(gradient, tile.rows, tile.together)
-        counts = boxes(extents, sizes)
         self.line("program = tl.program_id(0)", f"part = program // {across}")
         self.line(f"j = (program % {across} * {tile.columns} + tl.arange(0, {tile.columns}))[None, :]{self.long}")
         self.line(f"lane = tl.arange(0, {tile.rows})[:, None]")
         block = f"tl.zeros([{tile.rows}, {tile.columns}], tl.float32)"
         self.line(*(f"sum{r}_{s} = {block}" for r, s in self._places()))
-        with self.writer.block(f"for box in range(part, {prod(counts)}, {tile.parts})"):
-            self._lanes(extents, sizes, counts)
+        with self.writer.block(f"for box in range(part, {prod(boxes(extents, sizes))}, {tile.parts})"):
+            self.line(*lanes_of_boxes(("image", "side0", "side1"), extents, sizes, self.long))
+            self.line(f"side1 *= {tile.together}")
             self._gradients()
             for r in range(gradient.window[0]):
                 self._one_line(r)
@@ -200,16 +200,6 @@ class _Sums(_WeightLaunch):
     def _places(self) -> Iterator[tuple[int, int]]:
         lines, columns = self.gradient.window
         return ((r, s) for r in range(lines) for s in range(columns))
-
-    def _lanes(self, extents: tuple[int, ...], sizes: tuple[int, ...], counts: tuple[int, ...]) -> None:
-        """The pixels of lanes: `image`, `side0` and `side1`, the first of neighbours along the line."""
-        inside = []
-        for dim, name in enumerate(("image", "side0", "side1")):
-            box = digit("box", prod(counts[dim + 1 :]), counts[dim], dim == 0)
-            lane = digit("lane", prod(sizes[dim + 1 :]), sizes[dim], dim == 0)
-            self.line(f"{name} = ({box} * {sizes[dim]} + {lane}){self.long}")
-            inside += [f"({name} < {extents[dim]})"] * (extents[dim] % sizes[dim] > 0)
-        self.line(f"in_box = {' & '.join(inside) or '(lane >= 0)'}", f"side1 *= {self.tile.together}")
 
     def _gradients(self) -> None:
         """The gradients at neighbours: `g0`, `g1`, ..."""

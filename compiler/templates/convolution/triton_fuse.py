@@ -24,7 +24,7 @@ from ..common.replacing import replace_by_call
 from ..common.triton_call import TritonTemplateKernel
 from ..gemm.description import Product
 from ..gemm.match import FoundProduct
-from ..gemm.triton_cost import cycles_to_move, fused_gain
+from ..gemm.triton_cost import fused_gain, is_notable
 from ..gemm.triton_fuse import Described, ProductTemplate, computes, rereads, template_kernel
 from ..gemm.triton_tiles import GemmTile
 from .description import Convolution
@@ -38,7 +38,6 @@ _SMALL = 1 << 27  # multiplications that take no longer than a launch
 _SLOW = 32  # multiplications of many channels that take as long as one of few
 _KERNELS = 6  # compiled for a graph by default: each takes a second
 _WORTH = 0.18  # of the library's best time: an epilogue is measured if it saves more
-_NOTABLE = 85_000  # cycles, 50 microseconds, that all layers of a kind must save together
 # Passes over the result that a kernel saves: those of an epilogue, or of slow cases of the library.
 _EPILOGUE, _SINGLE, _GROUP, _FEW = 2, 3, 4, 8
 _ALONE = 1 << 24  # elements that are moved while a library computes one group after another: 10 us for each
@@ -98,7 +97,7 @@ class ConvolutionTemplate(ProductTemplate):
     def is_worth(self, described: Described, work: int) -> bool:
         """Whether all layers of a kind together save so much that it is worth a second of compilation."""
         convolution = described.product
-        return is_slow(convolution) or cycles_to_move(work * convolution.dtype.itemsize, self.task.gpu) >= _NOTABLE
+        return is_slow(convolution) or is_notable(work * convolution.dtype.itemsize, self.task.gpu)
 
     def reconsidered(
         self,

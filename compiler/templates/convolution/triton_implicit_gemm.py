@@ -11,6 +11,7 @@ descriptors: a tile is a box of pixels, and reads a moved box of pixels; the uni
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from ...codegen.triton import KernelSource
@@ -201,6 +202,21 @@ def where(*masks: str | None) -> str:
     """The arguments of a load of the elements inside, with zeros elsewhere."""
     found = [mask for mask in masks if mask is not None]
     return f", mask={' & '.join(found)}, other=0.0" if found else ""
+
+
+def lanes_of_boxes(names: Sequence[str], extents: Sequence[int], sizes: Sequence[int], long: str) -> list[str]:
+    """The lines that place lanes along dims, those of the box number `box`: `lane` is a lane's number within it.
+
+    `in_box` tells which lanes have a place.
+    """
+    counts, inside, lines = boxes(tuple(extents), tuple(sizes)), [], []
+    for dim, (name, extent, size) in enumerate(zip(names, extents, sizes, strict=True)):
+        box = digit("box", prod(counts[dim + 1 :]), counts[dim], dim == 0)
+        lane = digit("lane", prod(sizes[dim + 1 :]), size, dim == 0)
+        lines.append(f"{name} = ({box} * {size} + {lane}){long}")
+        if extent % size:
+            inside.append(f"({name} < {extent})")
+    return [*lines, f"in_box = {' & '.join(inside) or '(lane >= 0)'}"]
 
 
 def digit(number: str, after: int, extent: int, first: bool) -> str:

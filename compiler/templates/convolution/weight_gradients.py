@@ -21,7 +21,6 @@ from torch import fx
 from ....rewrites.graph import arguments
 from ....rewrites.reason import Reason
 from ...ir.program import Buffer
-from ...lowering.windows import Sliding
 from ..common.baseline import Baseline
 from ..common.cpp_call import Layout
 from ..common.formula import packet
@@ -29,15 +28,14 @@ from ..common.replacing import replace_by_call
 from ..common.task import Task
 from ..common.template import ComparedProgram, GpuTemplate
 from ..common.triton_call import TritonTemplateKernel
-from ..gemm.triton_cost import cycles_to_move
-from .description import Side
+from ..gemm.triton_cost import is_notable
+from .description import sides_of
 from .triton_depthwise_weight import WeightGradient, WeightTile, weight_tiles, weight_triton, workspace
 
 RULE, FAMILY = "convolution-gradient", "convolution-gradient-kernel"
 _WEIGHT = 1  # index among the results
 # Passes over the image that are saved: in general, and of wide windows in float32.
 _PASSES, _WIDE_PASSES, _WIDE = 4, 64, 9
-_NOTABLE = 85_000  # cycles, 50 microseconds, that all layers of a kind must save together
 _TILES, _MORE_TILES, _KERNELS, _SECONDS = 1, 4, 8, 3.0
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -97,7 +95,7 @@ class WeightGradientTemplate(GpuTemplate):
 
     def is_worth(self, described: WeightGradient, work: int) -> bool:  # noqa: ARG002
         """Whether all layers of a kind together save so much that it is worth a second of compilation."""
-        return self.task.measures_all or cycles_to_move(work, self.task.gpu) >= _NOTABLE
+        return self.task.measures_all or is_notable(work, self.task.gpu)
 
 
 class _WithoutWeight:
@@ -129,7 +127,8 @@ def match_weight_gradient(node: fx.Node) -> FoundGradient | Reason | None:
         return refusal
     above, x = values["grad_output"], values["input"]
     read = _buffer("<g>", above, "input"), _buffer("<x>", x, "input")
-    gradient = WeightGradient(*read, _buffer("<w>", node, "output"), _sides(call))
+    lines, columns = sides_of(x.meta["val"], above.meta["val"], weight, values)
+    gradient = WeightGradient(*read, _buffer("<w>", node, "output"), (lines, columns))
     if not gradient.fits:
         return Reason("window", "the sums of all places of the window do not fit into registers", (call,))
     return FoundGradient(gradient, (above, x, values["weight"]), (call, node), node)
@@ -157,20 +156,6 @@ def _refusal(node: fx.Node, call: fx.Node) -> Reason | None:
 def _buffer(name: str, node: fx.Node, kind: str) -> Buffer:
     val = node.meta["val"]
     return Buffer(name, val.dtype, tuple(val.shape), tuple(val.stride()), val.device, kind)  # type: ignore[arg-type]
-
-
-def _sides(call: fx.Node) -> tuple[Side, Side]:
-    values = arguments(call)
-    above, x, weight = (values[name].meta["val"] for name in ("grad_output", "input", "weight"))
-    made = []
-    for dim in range(2):
-        stride, padding, dilation = (
-            given[dim] if len(given) > 1 else given[0]
-            for given in (values["stride"], values["padding"], values["dilation"])
-        )
-        window = Sliding(x.shape[dim + 2], above.shape[dim + 2], weight.shape[dim + 2], stride, padding, dilation)
-        made.append(Side(window, x.stride(dim + 2), weight.stride(dim + 2)))
-    return made[0], made[1]
 
 
 @functools.lru_cache(maxsize=256)

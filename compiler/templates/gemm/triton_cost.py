@@ -36,6 +36,7 @@ _LARGE_FOR_LANES = 1 << 14  # the same without tensor cores: an early launch sav
 _EVEN = 4  # number of waves from which on a partial last wave does not matter
 _GATHERED = 20  # cycles per row to add up the sums of a program's threads
 _LARGE_TILE = 128 * 256  # elements
+_NOTABLE = 85_000  # cycles, 50 microseconds, that all layers of a kind must save together
 _RATES = {
     128 * 256: 0.8,
     128 * 128: 0.72,
@@ -136,6 +137,11 @@ def library(product: Product, gpu: Gpu) -> float:
 def cycles_to_move(count: float, gpu: Gpu) -> float:
     """Cycles to move this many bytes."""
     return count / (gpu.bytes_per_cycle * gpu.processors)
+
+
+def is_notable(count: float, gpu: Gpu) -> bool:
+    """Whether all layers of a kind save so much, if they move this many bytes less, that they are worth measuring."""
+    return cycles_to_move(count, gpu) >= _NOTABLE
 
 
 def is_skinny(product: Product) -> bool:
