@@ -141,7 +141,6 @@ PRODUCTS: tuple[Respelling, ...] = (
     head_layout.split_above_product,
     head_layout.rows_split_above_product,
     head_layout.split_above_elementwise,
-    head_layout.split_for_all_readers,
     head_layout.merge_below_product,
     head_layout.rows_merged_below_product,
     head_layout.permute_below_product,

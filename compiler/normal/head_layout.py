@@ -106,32 +106,32 @@ def rows_merged_below_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     return builders.reshape(edit, node, edit.call(aten.matmul.default, a.args[0], values), shape(node))
 
 
-@respelling("aten.reshape")
+@respelling("aten.reshape", "aten.softmax")
 def split_above_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """reshape(add(scores, m), [B, H, S, T])  ->  add(reshape(scores), reshape(m)); also softmax, dropout, ..."""
-    inner = node.args[0]
-    if not sees(node, inner, *_ELEMENTWISE) or not _is_scores(inner) or not _can_move(inner, keeps_one_user=True):
-        return None
-    if op_name(inner) == "aten.softmax" and len(inner.users) > 1 and rank(node) > rank(inner):
-        return None  # see `split_for_all_readers`
-    groups = _splits(inner, node, 1)
-    return None if groups is None else _regrouped(node, edit, inner, groups, shape(node))
+    """reshape(add(scores, m), [B, H, S, T])  ->  add(reshape(scores), reshape(m)); also softmax, dropout, ...
 
+    softmax(scores, -1), read as it is and by reshape(., [B, H, S, T])  ->  reshape(softmax(reshape(scores), -1))
 
-@respelling("aten.softmax")
-def split_for_all_readers(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """softmax(scores, -1), read as it is and by reshape(., [B, H, S, T])  ->  reshape(softmax(reshape(scores), -1)).
-
-    Otherwise weights that are returned in other dims than they are multiplied in would be computed twice.
+    A softmax with several readers is replaced for all of them. Otherwise weights that are returned in other dims than
+    they are multiplied in would be computed twice.
     """
-    if len(node.users) < 2 or not _can_move(node):
-        return None
-    for user in node.users:
-        groups = _splits(node, user, 1) if op_name(user) == "aten.reshape" and "opaque" not in user.meta else None
-        if groups is not None and rank(user) > rank(node):
-            split = _regrouped(user, edit, node, groups, shape(user))
-            return None if split is None else builders.reshape(edit, node, split, shape(node))
+    if op_name(node) == "aten.reshape":
+        return _moved_above(node, edit, for_all=False)
+    for user in list(node.users):
+        split = _moved_above(user, edit, for_all=True) if op_name(user) == "aten.reshape" else None
+        if split is not None:
+            return builders.reshape(edit, node, split, shape(node))
     return None
+
+
+def _moved_above(view: fx.Node, edit: Editor, for_all: bool) -> fx.Node | None:
+    """The call that `view` reshapes, of reshaped operands: if it stands for the call itself too, or only for `view`."""
+    inner = view.args[0]
+    if not sees(view, inner, *_ELEMENTWISE) or not _is_scores(inner) or not _can_move(inner, keeps_one_user=True):
+        return None
+    shared = op_name(inner) == "aten.softmax" and len(inner.users) > 1 and rank(view) > rank(inner)
+    groups = _splits(inner, view, 1) if shared == for_all and "opaque" not in view.meta else None
+    return None if groups is None else _regrouped(view, edit, inner, groups, shape(view))
 
 
 @respelling(*_ELEMENTWISE)
