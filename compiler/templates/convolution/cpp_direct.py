@@ -10,7 +10,8 @@ Images are read as they lie in memory, channel by channel, and weights are read 
 layout of the kernel's own, which takes libraries as long as a small convolution. In the copy, the pixels of all lines
 lie in one row, so that a place of the window is a fixed distance; the few sums that begin at the end of a line are not
 stored. With a stride of 2, pixels of even and of odd columns are copied apart, so that neighbours of a sum lie side by
-side. A transposed convolution is a convolution for each such part of its result.
+side. A transposed convolution is a convolution for each such part of its result, but no zeros around the image are in
+its sums: what an infinite weight makes of them is computed again.
 
 A tile is that of `gemm`: vectors of pixels by single weights. Of bfloat16, two channels are copied side by side, and
 their products are summed by one instruction; processors without it, and convolutions of single channels, get float32.
@@ -65,6 +66,14 @@ struct Side {
     step = turned ? 0 : moved % stride, at = floor_div(moved, stride) + (turned ? before : 0);
     return !turned || floor_mod(moved, stride) == 0;
   }
+  // Transposed: the pixel that sees a pixel of the result at place r, if there is one; where all places have one.
+  bool seen(i64 o, i64 r, i64& i) const {
+    const i64 moved = o + padding - r * dilation;
+    return i = moved / stride, moved >= 0 && moved % stride == 0 && i < in;
+  }
+  i64 low() const { return least(most<i64>((kernel - 1) * dilation - padding, 0), out); }
+  i64 high() const { return most(least((in - 1) * stride - padding + 1, out), low()); }
+  bool within(i64 o) const { return o >= low() && o < high(); }
   bool reads(i64 step) const {
     for (i64 r = 0; r < kernel; ++r) if (r * dilation % stride == step) return true;
     return turned;
@@ -327,6 +336,45 @@ static void compute(const Call* call, i64 begin, i64 end) {
   }
 }
 
+// Transposed, a pixel of the result is a sum over the pixels that see it. Tiles multiply the zeros around an image too:
+// sums that are no number, since a weight is infinite, are computed again without them.
+static f32 sum_of_seen(const Job& job, i64 unit, i64 z, i64 y, i64 x) {
+  const Side *d = job.sides, *h = d + 1, *w = d + 2;
+  const i64 block = unit / job.columns * job.channels, weights = unit / job.columns % job.groups * job.channels;
+  const i64 column = unit % job.columns;
+  f32 sum = 0;
+  for (i64 r = 0, i, j, k; r < d->kernel; ++r) {
+    if (!d->seen(z, r, i)) continue;
+    for (i64 s = 0; s < h->kernel; ++s) {
+      if (!h->seen(y, s, j)) continue;
+      for (i64 t = 0; t < w->kernel; ++t) {
+        if (!w->seen(x, t, k)) continue;
+        const T* const from = job.x + block * job.in_plane() + (i * h->in + j) * w->in + k;
+        const T* const by =
+            job.weight + (weights * job.columns + column) * job.places() + (r * h->kernel + s) * w->kernel + t;
+        for (i64 c = 0; c < job.channels; ++c)
+          sum += (f32)get(from + c * job.in_plane()) * (f32)get(by + c * job.columns * job.places());
+      }
+    }
+  }
+  return sum + (job.has_bias ? (f32)get(job.bias + unit % (job.groups * job.columns)) : 0.0f);
+}
+static void compute_borders_again(const Call* call, i64 begin, i64 end) {
+  const Job& job = *(const Job*)call->buffers[0];
+  const Side *d = job.sides, *h = d + 1, *w = d + 2;
+  T* to = job.out + begin * job.out_plane();
+  for (i64 unit = begin; unit < end; ++unit)
+    for (i64 z = 0; z < d->out; ++z)
+      for (i64 y = 0; y < h->out; ++y, to += w->out) {
+        const bool inside = d->within(z) && h->within(y);
+        for (i64 x = 0; x < w->out; ++x) {
+          if (inside && w->within(x) && (x = w->high()) == w->out) break;
+          const f32 sum = get(to + x);
+          if (__builtin_expect(sum != sum, 0)) put(to + x, sum_of_seen(job, unit, z, y, x));
+        }
+      }
+}
+
 }  // namespace direct
 
 extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {
@@ -377,6 +425,9 @@ extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {
     run(&call, compute, count * job.groups * job.parts() * job.slices * job.chunks * job.tiles,
         count * job.groups * work, GRAIN);
   }
+  const i64 inside = (d->high() - d->low()) * (h->high() - h->low()) * (w->high() - w->low());
+  const i64 results = job.images * job.groups * job.columns, border = job.out_plane() - inside;
+  if (d->turned && border) run(&call, compute_borders_again, results, results * border, GRAIN);
 }
 """
 

@@ -137,20 +137,54 @@ def test_not_a_finite_number_stays() -> None:
     assert torch.equal(kernel(*given).isnan(), expected.isnan())
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_infinite_weights_meet_the_zeros_that_they_meet_in_eager(name: str) -> None:
+    """Those around the image in a convolution, none in a transposed one and in gradients for images."""
+    for dtype in (torch.float32, torch.bfloat16):
+        given, node = call_of(name, dtype, True)
+        given[1].view(-1)[0], given[1].view(-1)[-1] = float("inf"), -float("inf")
+        kernel, geometry = direct_kernel(node), CASES[name][2:]
+        assert kernel is not None
+        exact = aten.convolution(*(x.double() for x in given), *geometry)
+        torch.testing.assert_close(_signs(kernel(*given)), _signs(exact), equal_nan=True)
+        x, w, _ = given
+        above = torch.randn_like(exact).to(dtype)
+        node = _gradients(above, x, w, *geometry)
+        kernel = gradient_kernel(node)
+        assert kernel is not None
+        exact = aten.convolution_backward(above.double(), x.double(), w.double(), None, *geometry, MASK)[0]
+        torch.testing.assert_close(_signs(kernel(above, w)), _signs(exact), equal_nan=True)
+
+
+def _signs(x: torch.Tensor) -> torch.Tensor:
+    """Which elements are infinite, and which are no number."""
+    return x.double().where(~x.isfinite(), 0)
+
+
+MASK = [True, True, False]
+
+
+def _gradients(above: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *geometry: Any) -> fx.Node:
+    """The node that computes the gradients for images and weights."""
+
+    def function(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        return aten.convolution_backward(g, x, w, None, *geometry, MASK)[:2]
+
+    traced = make_fx(function, tracing_mode="fake")(above, x, w)
+    (node,) = traced.graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
+    return node
+
+
 @pytest.mark.parametrize("name", ["plain", "stride", "dilation", "groups", "signals", "transposed, more", "volumes"])
 def test_gradients_for_images(name: str) -> None:
     image, weight, *geometry = CASES[name]
     torch.manual_seed(0)
     x, w = torch.randn(image), torch.randn(weight)
     above = torch.randn_like(aten.convolution(x, w, None, *geometry))
-    mask = [True, True, False]
-    traced = make_fx(
-        lambda g, x, w: aten.convolution_backward(g, x, w, None, *geometry, mask)[:2], tracing_mode="fake"
-    )(above, x, w)
-    (node,) = traced.graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
+    node = _gradients(above, x, w, *geometry)
     kernel = gradient_kernel(node)
     assert kernel is not None
-    exact = aten.convolution_backward(above.double(), x.double(), w.double(), None, *geometry, mask)[0]
+    exact = aten.convolution_backward(above.double(), x.double(), w.double(), None, *geometry, MASK)[0]
     torch.testing.assert_close(kernel(above, w).double(), exact, rtol=1e-5, atol=1e-5 * float(exact.abs().max()))
 
 
