@@ -35,6 +35,11 @@ def tensors(
     return _laid_out(values.abs().to(dtype) if dtype == torch.uint8 else values.to(dtype), draw(LAYOUTS))
 
 
+def not_finite(x: torch.Tensor) -> torch.Tensor:
+    """The infinities and NaN among elements, for comparisons with ``equal_nan``; 0 for the others."""
+    return x.double().where(~x.isfinite(), 0)
+
+
 LAYOUTS = st.sampled_from(["contiguous", "reversed", "strided", "expanded"])
 
 

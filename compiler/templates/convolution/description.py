@@ -4,7 +4,9 @@
         out[g, i, j] = f(g, i, j, sum over places r of the window, k < a group's channels of the image
                                   of image[window i at r, g, k] * weight[g, j, k, r])
 
-Pixels are counted over images, lines and columns; where a window looks outside of an image there are zeros.
+Pixels are counted over images, lines and columns. Where a window looks outside of an image there are zeros, which are
+multiplied like pixels: beside an infinite weight, a border is NaN (so it is in eager's float64, and by libraries for
+GPUs if channels are last).
 """
 
 from __future__ import annotations

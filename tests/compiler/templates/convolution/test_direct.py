@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.tensors import not_finite
 from support.thorough import one_row_in
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -146,19 +147,14 @@ def test_infinite_weights_meet_the_zeros_that_they_meet_in_eager(name: str) -> N
         kernel, geometry = direct_kernel(node), CASES[name][2:]
         assert kernel is not None
         exact = aten.convolution(*(x.double() for x in given), *geometry)
-        torch.testing.assert_close(_signs(kernel(*given)), _signs(exact), equal_nan=True)
+        torch.testing.assert_close(not_finite(kernel(*given)), not_finite(exact), equal_nan=True)
         x, w, _ = given
         above = torch.randn_like(exact).to(dtype)
         node = _gradients(above, x, w, *geometry)
         kernel = gradient_kernel(node)
         assert kernel is not None
         exact = aten.convolution_backward(above.double(), x.double(), w.double(), None, *geometry, MASK)[0]
-        torch.testing.assert_close(_signs(kernel(above, w)), _signs(exact), equal_nan=True)
-
-
-def _signs(x: torch.Tensor) -> torch.Tensor:
-    """Which elements are infinite, and which are no number."""
-    return x.double().where(~x.isfinite(), 0)
+        torch.testing.assert_close(not_finite(kernel(above, w)), not_finite(exact), equal_nan=True)
 
 
 MASK = [True, True, False]

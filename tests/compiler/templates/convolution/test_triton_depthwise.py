@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.tensors import not_finite
 from support.thorough import one_row_in, takes_turns
 from support.triton_convolution import agrees, found_in, on_gpu, run
 from support.triton_gemm import near
@@ -98,11 +99,20 @@ def test_convolution_that_is_read_elsewhere_is_written_too() -> None:
         near(results[place], lambda *x, place=place: function(*x)[place], inputs, 1.5, source)
 
 
+@pytest.mark.parametrize("lines", [1, 2])
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_nan_and_infinities_spread_as_in_eager(number: float) -> None:
+@pytest.mark.parametrize("place", [0, 1])
+def test_nan_and_infinities_spread_as_in_eager(place: int, number: float, lines: int) -> None:
+    """An infinite weight and the zeros around an image give NaN, as in float64 and by libraries for GPUs."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w, padding=1, groups=24).relu()
+
     inputs = [random(2, 24, 9, 11), random(24, 1, 3, 3)]
-    inputs[0][0, 3, 4, 4] = number
-    agrees(lambda x, w: F.conv2d(x, w, padding=1, groups=24).relu(), *inputs, tile=SMALL)
+    inputs[place][(0, 3, 4, 4) if place == 0 else (3, 0, 0, 0)] = number
+    (result,), _, _ = run(function, inputs, DepthwiseTile(16, 16, 4, 4, 2, lines=lines))
+    exact = function(*(x.double() for x in inputs))
+    torch.testing.assert_close(not_finite(result), not_finite(exact), equal_nan=True)
 
 
 def _found(channels: int, kernel: int) -> FoundProduct:

@@ -9,12 +9,14 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.tensors import not_finite
 from support.thorough import takes_turns
 from support.triton_convolution import on_gpu
 from support.triton_gemm import interpret_launches, near
 from support.triton_kernels import compiled
 from torch import fx
 
+from regraft.compiler.codegen.triton import KernelSource
 from regraft.compiler.ir.interpreter import allocate
 from regraft.compiler.templates.convolution.triton_depthwise_weight import (
     WeightTile,
@@ -62,13 +64,18 @@ def matched(module: fx.GraphModule) -> FoundGradient | Reason | None:
     return next((one for one in every if one is not None), None)
 
 
-def agrees(function: Any, inputs: list[Any], tile: WeightTile) -> str:
+def run(function: Any, inputs: list[Any], tile: WeightTile) -> tuple[torch.Tensor, KernelSource]:
     found = matched(on_gpu(function, *inputs))
     assert isinstance(found, FoundGradient), found
     source = weight_triton(found.gradient, tile)
     results = [allocate(found.gradient.weight, {})]
     interpret_launches(source, inputs[:2], results, [workspace(found.gradient, tile)])
-    near(results[0], function, inputs, 1.5, source)
+    return results[0], source
+
+
+def agrees(function: Any, inputs: list[Any], tile: WeightTile) -> str:
+    result, source = run(function, inputs, tile)
+    near(result, function, inputs, 1.5, source)
     return source.text
 
 
@@ -94,6 +101,17 @@ def test_windows(kernel: tuple[int, int], options: dict[str, Any], parts: int) -
 @pytest.mark.parametrize("image", [(1, 24, 2, 1), (1, 16, 8, 8), (3, 40, 5, 2), (2, 17, 1, 9), (1, 64, 17, 3)])
 def test_sizes(image: tuple[int, ...], dtype: torch.dtype) -> None:
     agrees(gradient((3, 3), padding=1), inputs_of(image, (3, 3), dtype, padding=1), SMALL)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 1])
+def test_nan_and_infinities_spread_as_in_eager(place: int, number: float) -> None:
+    """An infinite gradient at the border and the zeros around an image give NaN, as in float64."""
+    function, inputs = gradient((3, 3), padding=1), inputs_of((2, 17, 5, 6), (3, 3), padding=1)
+    inputs[place][1, 3, 0, 5] = number
+    result, _ = run(function, inputs, WeightTile(8, 16, 3, 4, 2))
+    exact = function(*(x.double() for x in inputs))
+    torch.testing.assert_close(not_finite(result), not_finite(exact), equal_nan=True)
 
 
 def test_an_image_and_its_gradient_are_loaded_once_for_all_places() -> None:
