@@ -62,6 +62,7 @@ from .passes.recompute_softmax import recompute_log_softmax, recompute_softmax
 from .passes.registry import Condition, Context, Pass
 from .passes.relu_masks import keep_relu_masks
 from .passes.results_apart import keep_results_apart
+from .passes.rows_by_mask import write_rows_by_mask
 from .passes.scalars_to_device import move_scalars_to_device
 from .passes.sdpa_backward_layout import lay_out_sdpa_gradients
 from .passes.sdpa_four_dims import sdpa_in_four_dims
@@ -264,7 +265,10 @@ CAPTURED = (
         "written_views", lambda graph, _: renew_written_views(graph.graph), source=renew_written_views, required=True
     ),
 )  # fmt: skip
-PROGRAM_RULES = (_rules("forward"),)
+PROGRAM_RULES = (
+    _rules("forward"),
+    _simple("rows_by_mask", write_rows_by_mask, TRAINING, numerics=_DIFFER),  # rules have replaced writes in place
+)
 
 _BEFORE = {
     "drop_everything": "dropout(x, 1.0, True)  ->  x * 0.0, which draws nothing, as in eager.",

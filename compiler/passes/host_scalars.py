@@ -26,6 +26,14 @@ aten = torch.ops.aten
 
 Kind = tuple[torch.dtype, torch.device]
 
+# Calls that are not elementwise, and yet take a tensor without dims from another device.
+_TAKING_NUMBERS = frozenset({"aten.masked_fill", "aten.index_fill", "aten.index_put", "aten.fill"})
+
+
+def takes_numbers(node: fx.Node) -> bool:
+    """Whether a call computes with numbers, kept as tensors without dims on the CPU, beside tensors on a GPU."""
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or op_name(node) in _TAKING_NUMBERS
+
 
 def copy_host_scalars(graph_module: fx.GraphModule) -> int:
     """Let calls on a GPU read copies of numbers that are on the CPU, in place; returns the number of numbers.
@@ -56,9 +64,8 @@ def _reads(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, torch.device]]:
 
 
 def _device(node: fx.Node) -> torch.device | None:
-    """The GPU on which a call computes elementwise; None for other calls."""
-    name = op_name(node)
-    if torch.Tag.pointwise not in getattr(node.target, "tags", ()) and not name.startswith("aten._foreach_"):
+    """The GPU on which a call takes numbers; None for other calls."""
+    if not takes_numbers(node) and not op_name(node).startswith("aten._foreach_"):
         return None
     value = val(node)
     found = {x.device for x in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(x, torch.Tensor)}

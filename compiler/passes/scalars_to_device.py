@@ -18,6 +18,7 @@ from ...rewrites.facts import Uniform, facts_of_graph, is_known_exactly
 from ...rewrites.graph import is_tensor, val
 from ...rewrites.purity import mutable
 from ...rewrites.sizes import SizeTable
+from .host_scalars import takes_numbers
 
 aten = torch.ops.aten
 
@@ -50,8 +51,8 @@ def move_scalars_to_device(graph_module: fx.GraphModule) -> int:
 
 
 def _is_elsewhere(node: fx.Node, operand: fx.Node) -> bool:
-    """Whether a pointwise call on an accelerator reads a number that is on the CPU."""
-    if not is_tensor(node) or not is_tensor(operand) or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+    """Whether a call on an accelerator reads a number that is on the CPU."""
+    if not is_tensor(node) or not is_tensor(operand) or not takes_numbers(node):
         return False
     scalar = val(operand)
     return scalar.device.type == "cpu" and scalar.dim() == 0 and val(node).device.type != "cpu"

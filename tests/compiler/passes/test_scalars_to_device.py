@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.backend import Compilation
 from regraft.compiler.options import Options
+from regraft.compiler.passes.host_scalars import copy_host_scalars
 from regraft.compiler.passes.scalars_to_device import move_scalars_to_device
+from regraft.compiler.runtime.cudagraphs.host import split_host
+from regraft.compiler.runtime.cudagraphs.rules import skip_reason
 from regraft.rewrites.graph import op_name, val
 
 aten = torch.ops.aten
@@ -36,6 +40,30 @@ def test_a_known_number_moves_to_the_tensor():
     assert val(module.graph.output_node().args[0]).dtype == before.dtype
     (made,) = (n for n in module.graph.nodes if op_name(n) == "aten.full")  # what it was made from is gone
     assert made.args[1] == 8.0 and move_scalars_to_device(module) == 0
+
+
+# Calls on a GPU that eager lets compute with a number of the CPU.
+TAKE_NUMBERS = {
+    "add": lambda x, n: aten.add.Tensor(x, n),
+    "clamp": lambda x, n: aten.clamp.Tensor(x, n),
+    "fill": lambda x, n: aten.fill.Tensor(x, n),
+    "index_fill": lambda x, n: aten.index_fill.int_Tensor(x, 0, aten.arange.default(2, device=x.device), n),
+    "index_put": lambda x, n: aten.index_put.default(x, [aten.gt.Scalar(x, 0)], n),
+    "lerp": lambda x, n: aten.lerp.Tensor(x, aten.neg(x), n),
+    "masked_fill": lambda x, n: aten.masked_fill.Tensor(x, aten.gt.Scalar(x, 0), n),
+    "where": lambda x, n: aten.where.self(aten.gt.Scalar(x, 0), x, n),
+}
+
+
+@pytest.mark.parametrize("name", TAKE_NUMBERS)
+def test_no_call_on_a_gpu_reads_the_cpu(name):
+    known = graph_of(lambda x: TAKE_NUMBERS[name](x, number(2.0)), "cuda")
+    assert move_scalars_to_device(known) == 1
+    assert all(val(node).device.type == "cuda" for node in known.graph.nodes if node.op == "call_function")
+    given = graph_of(lambda x, n: [TAKE_NUMBERS[name](x, aten.sum(n))], "cuda", "cpu")
+    assert move_scalars_to_device(given) == 0 and copy_host_scalars(given) == 1
+    parts = split_host(given)
+    assert parts is not None and skip_reason(parts.device.graph, frozenset(), "statistical") is None
 
 
 def test_inputs_are_not_known():
