@@ -74,6 +74,7 @@ from .runtime.graph_cache.entry import recall
 from .runtime.graph_cache.key import depends_on_values, graph_key, held_by, share_memory
 from .runtime.graph_cache.unsaved import Unsaved
 from .runtime.overlaps import Lying, at_their_places
+from .runtime.second_derivatives import twice_differentiable
 from .runtime.unguarded import of_their_forms
 from .stages import Stages
 
@@ -175,7 +176,7 @@ class Compilation:
             gm, inputs = self._gm, self._example_inputs
             lying = Lying.of(gm, inputs) if watched else None
             with left_out(self.options.without):
-                compiled = self._contained.run(self._run)
+                compiled = twice_differentiable(self._contained.run(self._run), gm, inputs, self.record)
             if lying is None:
                 return compiled
             return of_their_forms(at_their_places(compiled, gm, lying, self.record), gm, inputs, self.record)

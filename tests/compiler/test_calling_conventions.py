@@ -377,15 +377,6 @@ def test_a_failed_check_raises_as_in_eager():
             compiled(x)
 
 
-def test_a_second_derivative_is_refused_in_words():
-    torch.compiler.reset()
-    x = drawn(4, 0).requires_grad_()
-    output = torch.compile(lambda x: x.sin() * x, backend="regraft")(x)
-    (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward"):
-        gradient.sum().backward()
-
-
 def _scaled_in_place(y, t, scale, places):
     t.mul_(scale)
     y.index_put_((places,), t)

@@ -26,6 +26,7 @@ from ....rewrites.compat.autograd import (
     keeps_no_zeros,
     own_tensor,
 )
+from ....rewrites.compat.steps import step_function
 from ...codegen.wrapper.emit import WrapperSource
 from ..calls import Boxed, laid_as_saved
 
@@ -100,6 +101,7 @@ def _function(step: TrainingStep, forward: Boxed, backward: Boxed) -> Any:
     facts = step.facts
     differentiable = [place for place, wanted in enumerate(facts.differentiable) if wanted]
 
+    @step_function
     class RecalledStep(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
