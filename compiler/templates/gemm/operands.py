@@ -48,7 +48,7 @@ def operands_of(call: fx.Node) -> Operands | Reason:
         reason = unfit(node, call, _is_for_lanes(x) or None)
         if reason is not None:
             return reason
-    apart = mixture(call, x, weight, bias) or _unknown_factor(call)
+    apart = mixture(call, x, weight, bias) or _unfit_factor(call)
     if apart is not None:
         return apart
     x_sizes, sizes, strides = x.meta["val"].shape, tuple(weight.meta["val"].shape), tuple(weight.meta["val"].stride())
@@ -70,11 +70,16 @@ def mixture(call: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) ->
     return None
 
 
-def _unknown_factor(call: fx.Node) -> Reason | None:
-    """`addmm` with a factor that is known when it runs: the formula of the epilogue has numbers alone."""
-    named = {name: call.kwargs[name] for name in ("alpha", "beta") if isinstance(call.kwargs.get(name), fx.Node)}
-    message = f"{', '.join(named)} of {call.name} is known when it runs"
-    return Reason("factor", message, (call,), "a number", "a symbol") if named else None
+def _unfit_factor(call: fx.Node) -> Reason | None:
+    """`addmm` with a factor that is known when it runs, or is 0: eager does not read what it multiplies by 0."""
+    named = {name: call.kwargs.get(name, 1) for name in ("alpha", "beta")}
+    unknown = [name for name, factor in named.items() if isinstance(factor, fx.Node)]
+    if unknown:
+        message = f"{', '.join(unknown)} of {call.name} is known when it runs"
+        return Reason("factor", message, (call,), "a number", "a symbol")
+    zeros = [name for name, factor in named.items() if factor == 0]
+    message = f"{', '.join(zeros)} of {call.name} is 0"
+    return Reason("factor", message, (call,), "a factor", "0") if zeros else None
 
 
 def _is_for_lanes(x: fx.Node) -> bool:

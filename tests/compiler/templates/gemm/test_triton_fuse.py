@@ -241,6 +241,14 @@ def test_a_bias_of_another_dtype_is_left_to_eagers_error(other: torch.dtype) -> 
         assert "dtype" in [miss.code for miss in record.near_misses]
 
 
+@pytest.mark.parametrize("factor", ["alpha", "beta"])
+def test_what_is_multiplied_by_nothing_is_left_to_the_library(factor: str) -> None:
+    """Eager does not read it: NaN there does not matter."""
+    module, record = fuse(lambda b, x, w: F.gelu(torch.addmm(b, x, w, **{factor: 0})), *BERT)
+    assert kernels(module) == []
+    assert "factor" in [miss.code for miss in record.near_misses]
+
+
 @pytest.mark.usefixtures("nothing_compiled")
 def test_loops_that_must_load_the_result_are_counted() -> None:
     def read(b: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
