@@ -64,6 +64,7 @@ VIEWS: tuple[Respelling, ...] = (
 )
 
 LOGIC: tuple[Respelling, ...] = (
+    logic.unequal_to_itself,
     logic.negation,
     logic.connective,
     logic.conjunction,
@@ -129,6 +130,7 @@ PRODUCTS: tuple[Respelling, ...] = (
     matmul.product_with_bias,
     matmul.equal_ranks,
     learned_scores.scores_of_weights,
+    learned_scores.values_of_weights,
     learned_scores.column_as_row,
     scale.scale_after_product,
     view_order.implied_batch,

@@ -15,7 +15,7 @@ from ...rewrites.graph import arguments, dtype, op_name, rank, sees, shape, val
 from ...rewrites.respell import Respelling, respelling
 from ...rewrites.symbolic import known_equal
 from . import builders
-from .analysis import CASTS, holds_product, is_bool, is_float, is_literal
+from .analysis import CASTS, holds_product, is_bool, is_float, is_literal, like, uniform
 
 aten = torch.ops.aten
 
@@ -63,11 +63,16 @@ def product_added(node: fx.Node, edit: Editor) -> fx.Node | None:
     return edit.call(aten.add.Tensor, x, builders.scaled(edit, joined, factor))
 
 
-@respelling("aten.exp2")
-def power_of_two(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """exp2(x)  ->  exp(mul(x, log(2)))."""
-    x = node.args[0]
-    return edit.call(aten.exp.default, builders.scaled(edit, x, math.log(2.0))) if is_float(x) else None
+@respelling("aten.exp2", "aten.pow")
+def power_of_number(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """exp2(x)  ->  exp(mul(x, log(2)));  pow(b, scores)  ->  exp(mul(scores, log(b))), for a number `b` above 1."""
+    base, x = (2.0, node.args[0]) if op_name(node) == "aten.exp2" else node.args
+    if op_name(node) == "aten.pow" and not holds_product(x):
+        return None
+    base = uniform(base)
+    if base is None or not 1 < base < math.inf or not is_float(x) or dtype(x) != dtype(node) or not like(node, x):
+        return None
+    return edit.call(aten.exp.default, builders.scaled(edit, x, math.log(base)))
 
 
 @respelling("aten.inner")
@@ -219,6 +224,6 @@ def columns_padded(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 COMPOSED: tuple[Respelling, ...] = (
-    other_name, product_added, power_of_two, inner_product, tensor_product, sum_of_products, two_at_a_time,
+    other_name, product_added, power_of_number, inner_product, tensor_product, sum_of_products, two_at_a_time,
     einsum_as_sum, columns_padded,
 )  # fmt: skip

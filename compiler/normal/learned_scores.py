@@ -1,6 +1,7 @@
 """Scores of one query, or against weights: products of tensors and matrices or vectors that a softmax reads.
 
     softmax(linear(tanh(x), w), 1).mT @ x      as pooling by learned queries, and look-ups in learned memories
+    linear(softmax(linear(x, k)), v)           as external attention
 
 They become products of two tensors of equal rank, as all other scores are.
 """
@@ -51,7 +52,9 @@ def _weighs(node: fx.Node) -> bool:
     A bias of other scores is none.
     """
     softmax = _read_by(node, lambda user: op_name(user) in SOFTMAXES)
-    return softmax is not None and _read_by(softmax, lambda user: op_name(user) in PRODUCTS) is not None
+    return (
+        softmax is not None and _read_by(softmax, lambda user: op_name(user) in (*PRODUCTS, "aten.linear")) is not None
+    )
 
 
 def _read_by(node: fx.Node, found: Callable[[fx.Node], bool]) -> fx.Node | None:
@@ -68,6 +71,17 @@ def _read_by(node: fx.Node, found: Callable[[fx.Node], bool]) -> fx.Node | None:
             if op_name(user) in CHAIN and not any(holds_product(a) for a in user.args if a is not value):
                 todo.append(user)
     return None
+
+
+@respelling("aten.linear")
+def values_of_weights(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """linear(softmax(x), w, b)  ->  add(matmul(softmax(x), permute(w, [1, 0])), b);  also linear(v, softmax(x))."""
+    x, w = node.args[:2]
+    if rank(w) != 2 or rank(x) < 2 or not is_float(node) or holds_softmax(x) == holds_softmax(w):
+        return None
+    result = edit.call(aten.matmul.default, x, builders.swap_last(edit, node, w))
+    bias = node.args[2] if len(node.args) > 2 else None
+    return result if bias is None else edit.call(aten.add.Tensor, result, bias)
 
 
 @respelling("aten.reshape")

@@ -12,7 +12,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import dtype, is_tensor, op_name, sees, shape
 from ...rewrites.respell import respelling
 from . import builders
-from .analysis import is_bool, is_literal, like, uniform
+from .analysis import is_bool, is_float, is_literal, like, uniform
 
 aten = torch.ops.aten
 
@@ -61,6 +61,16 @@ def are_opposite(user: fx.Node, a: fx.Node, b: fx.Node) -> bool:
     if not sees(user, a, *_OPPOSITE) or not sees(user, b, *_OPPOSITE) or a.args != b.args or not _has_opposite(a):
         return False
     return b.target in _OPPOSITE[op_name(a)]
+
+
+@respelling("aten.ne", "aten.eq")
+def unequal_to_itself(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """x != x  ->  isnan(x);  x == x  ->  logical_not(isnan(x))."""
+    x, other = node.args
+    if other is not x or not is_float(x):
+        return None
+    nan = edit.call(aten.isnan.default, x)
+    return nan if op_name(node) == "aten.ne" else edit.call(aten.logical_not.default, nan)
 
 
 @respelling("aten.logical_not", "aten.bitwise_not", "aten.__invert__")

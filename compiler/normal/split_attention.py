@@ -280,9 +280,11 @@ def factor_of_heads(node: fx.Node, edit: Editor) -> fx.Node | None:
     if not sees(node, weights, "aten.mul") or not is_float(weights):
         return None
     for x, factor in (weights.args, weights.args[::-1]):
-        if not is_float(factor) or not holds_softmax(x) or holds_softmax(factor) or not like(weights, x):
+        if not is_tensor(factor) or not holds_softmax(x) or holds_softmax(factor) or not like(weights, x):
             continue
-        if 0 < rank(factor) <= rank(node) and known_equal(shape(factor)[-1], 1) and dtype(factor) == dtype(node):
+        if dtype(factor) not in (dtype(node), torch.bool):
+            continue
+        if 0 < rank(factor) <= rank(node) and known_equal(shape(factor)[-1], 1):
             return edit.call(aten.mul.Tensor, edit.call(aten.matmul.default, x, node.args[1]), factor)
     return None
 

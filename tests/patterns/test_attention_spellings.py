@@ -9,7 +9,7 @@ from support.rewriting import assert_agrees, compiled, outcome, rewritten, train
 from support.thorough import one_row_in, takes_turns
 
 
-@takes_turns("training")
+@takes_turns("training", "dynamic")
 @pytest.mark.parametrize(
     ("training", "dynamic"),
     [(False, False), (True, False), (True, True)],

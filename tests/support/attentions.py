@@ -111,6 +111,10 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda q, k, v: (s := (s := q @ k.mT * SCALE) - s.amax(-1, True)).exp() / s.exp().sum(-1, True) @ v,
         qkv(),
     ),
+    "powers of two": (
+        lambda q, k, v: (e := torch.pow(2.0, (s := q @ k.mT * SCALE) - s.amax(-1, True))) / e.sum(-1, True) @ v,
+        qkv(),
+    ),
     "exponents divided by their norm": (
         lambda q, k, v: F.normalize(((s := q @ k.mT * SCALE) - s.amax(-1, True)).exp(), p=1.0, dim=-1) @ v, qkv(),
     ),
@@ -270,6 +274,14 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "queries that are a layer's weight": (
         lambda x, w, b, m: F.linear(torch.tanh(x), w, b).masked_fill(~m[..., None], -1e9).softmax(1).mT @ x,
         (normal(B, T, D), normal(S, D, seed=1), normal(S, seed=2), keeps(B, T)),
+    ),
+    "values that are a layer's weight": (
+        lambda x, k, v, b: F.linear(F.linear(x, k).softmax(-1), v.T, b),
+        (normal(B, T, D), normal(S, D, seed=1), normal(S, D, seed=2), normal(D, seed=3)),
+    ),
+    "weights that are a layer's weight": (
+        lambda q, k, v: F.linear(v.T, (q @ k.T * SCALE).softmax(-1)),
+        (normal(S, D), normal(T, D, seed=1), normal(T, D, seed=2)),
     ),
     "query that is a vector, masked": (
         lambda q, k, v, m: (torch.where(m, torch.tanh(k) @ q, -1e9).softmax(-1)[..., None] * v).sum(1),

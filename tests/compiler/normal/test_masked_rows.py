@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
-from support.rewriting import assert_agrees, rewritten, trained
+from support.rewriting import assert_agrees, outcome, rewritten, trained
 
 import regraft
 
@@ -41,6 +42,10 @@ def hidden(q, k, m):
     return (q @ k.mT * 0.25).masked_fill(~m, -math.inf).softmax(-1)
 
 
+def shown(q, k, m):
+    return (q @ k.mT * 0.25).masked_fill(~m, -1e9).softmax(-1)
+
+
 CLEARED = {
     "nan_to_num": lambda q, k, v, m: torch.nan_to_num(hidden(q, k, m)) @ v,
     "nan_to_num, in place": lambda q, k, v, m: hidden(q, k, m).nan_to_num_(nan=0.0) @ v,
@@ -50,6 +55,7 @@ CLEARED = {
         (w := (q @ k.mT + torch.where(m, 0.0, -math.inf)).softmax(-1)).masked_fill(w.isnan(), 0) @ v
     ),
     "einsum": lambda q, k, v, m: torch.einsum("bhst,bhtd->bhsd", hidden(q, k, m).nan_to_num(), v),
+    "unequal to itself": lambda q, k, v, m: (w := hidden(q, k, m)).masked_fill(w != w, 0) @ v,
     "plain softmax": lambda q, k, v, m: (q @ k.mT).softmax(-1).nan_to_num() @ v,
 }
 
@@ -83,9 +89,60 @@ def test_other_weights_stay(spelling: str) -> None:
     assert_agrees(NOT_CLEARED[spelling], found.run, given)
 
 
-def test_cleared_rows_stay_in_training() -> None:
-    """The gradient of `v` would be NaN, which in eager code is that of the other rows."""
+def two_masks(q, k, v, m):
+    """Rows of NaN by two masks, neither of which empties them alone."""
+    scores = q @ k.mT + torch.where(m.flip(-1), 0.5, -math.inf)
+    return torch.nan_to_num(scores.masked_fill(~m, -math.inf).softmax(-1)) @ v
+
+
+@pytest.mark.parametrize("spelling", [n for n in CLEARED if "place" not in n and "added" not in n])
+def test_cleared_rows_in_training(spelling: str) -> None:
+    """A row that masks empty gives no gradient, and leaves no NaN in those of the others."""
     given = [*trained([torch.randn(2, 4, n, 8) for n in (5, 7, 7)]), KEEP]
-    found = rewritten(CLEARED["nan_to_num"], given)
+    found = rewritten(CLEARED[spelling], given)
+    assert found.count() == 1, found.record.near_misses
+    assert_agrees(CLEARED[spelling], found.run, given)
+
+
+@pytest.mark.parametrize("function", [CLEARED["masked_fill, added"], two_masks], ids=["one mask", "two masks"])
+def test_cleared_rows_that_sums_empty_in_training(function: Callable[..., torch.Tensor]) -> None:
+    """Eager's gradients of scores are NaN there, and those of this form are zero; results and others are the same."""
+    given = [*trained([torch.randn(2, 4, n, 8) for n in (5, 7, 7)]), KEEP]
+    found = rewritten(function, given)
+    assert found.count() == 1, found.record.near_misses
+    out, *gradients = outcome(found.run, given)
+    expected, *theirs = outcome(function, given)
+    torch.testing.assert_close(out, expected)
+    for ours, eager in zip(gradients, theirs, strict=True):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours[eager.isfinite()], eager[eager.isfinite()], rtol=1e-4, atol=1e-5)
+
+
+def test_cleared_rows_whose_mask_is_trained_stay() -> None:
+    """The gradient of a mask in rows that it empties is NaN in eager code."""
+
+    def function(q, k, v, b):
+        return torch.nan_to_num((q @ k.mT + b).softmax(-1)) @ v
+
+    given = trained([*(torch.randn(2, 4, n, 8) for n in (5, 7, 7)), torch.randn(5, 7)], first=4)
+    found = rewritten(function, given)
     assert not found.count("attention")
-    assert_agrees(CLEARED["nan_to_num"], found.run, given)
+    assert_agrees(function, found.run, given)
+
+
+TIMES_MASK = {
+    "rows": lambda q, k, v, m: (shown(q, k, m) * m.any(-1, keepdim=True)) @ v,
+    "all": lambda q, k, v, m: (shown(q, k, m) * m) @ v,
+    "all, cast": lambda q, k, v, m: (m.float() * shown(q, k, m)) @ v,
+    "all, of a row of NaN": lambda q, k, v, m: (hidden(q, k, m) * m) @ v,
+}
+
+
+@pytest.mark.parametrize("spelling", TIMES_MASK)
+def test_weights_times_their_mask(spelling: str) -> None:
+    given = [torch.randn(2, 4, n, 8) for n in (5, 7, 7)]
+    given = [*(given if "NaN" in spelling else trained(given)), KEEP]
+    function = TIMES_MASK[spelling]
+    found = rewritten(function, given)
+    assert found.count() == 1, found.record.near_misses
+    assert_agrees(function, found.run, given)
