@@ -4,6 +4,8 @@
     x, y = t[0:4], t[2:6]      y.add_(1); return x.t()      AOTAutograd makes one tensor of such inputs, and then
                                                             applies the views of `x` to it in place of `x`
     x = t[2:6]            x.as_strided([2], [1], 0).add_(1) AOTAutograd takes `x` for all of its memory
+    x, y = t[4:8], t.view(float64)[2:4]                     AOTAutograd counts elements, of which one begins at 4, the
+                                                            other at 2, and does not see that they overlap
 
 Such programs run as they were written.
 """
@@ -11,7 +13,6 @@ Such programs run as they were written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import fx
@@ -19,8 +20,8 @@ from torch import fx
 from ...rewrites.compat.memory import storage_key
 from ...rewrites.graph import arguments, val
 from ...rewrites.purity import written
+from ...rewrites.reach import meet, reach, reach_in_elements
 from ...rewrites.reason import Reason
-from ...rewrites.symbolic import hint
 
 
 def view_of_shared_input(graph: fx.Graph) -> Reason | None:
@@ -65,6 +66,22 @@ def view_by_place(graph: fx.Graph) -> Reason | None:
     return Reason("view-by-place", message, (view,))
 
 
+def inputs_of_other_dtypes(graph: fx.Graph) -> Reason | None:
+    """The reason for the first memory that is written to, and in which inputs of several dtypes overlap."""
+    own: dict[int | None, list[fx.Node]] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        own.setdefault(_memory(node), []).append(node)
+    mixed = {key: nodes for key, nodes in own.items() if key and len({val(node).dtype for node in nodes}) > 1}
+    touched = {_memory(target) for node in graph.nodes for target in written(node)} if mixed else set()
+    for key, nodes in mixed.items():
+        values = [val(node) for node in nodes]
+        if key in touched and (meet(map(reach, values)) or meet(map(reach_in_elements, values))):
+            names = " and ".join(node.name for node in nodes[:2])
+            message = f"{names} are views of one memory in several dtypes, and the program writes to it"
+            return Reason("dtypes-of-shared-input", f"{message}; the program runs as it was written", tuple(nodes))
+    return None
+
+
 def _is_by_place(view: fx.Node) -> bool:
     """Whether a view begins at a place in memory, or is one of another view, which AOTAutograd refuses to write to."""
     place = arguments(view).get("storage_offset")
@@ -84,7 +101,7 @@ def _meet(targets: Sequence[fx.Node], call: fx.Node) -> bool:
         for j, x in (own if memory is not None and len(own) > 1 else ())
         for k, y in (own if x in written_to else ())
     )
-    return any((j != k or _range(val(x)) != _range(val(y))) and _overlap([x, y]) for j, x, k, y in pairs)
+    return any((j != k or reach(val(x)) != reach(val(y))) and _overlap([x, y]) for j, x, k, y in pairs)
 
 
 def _memory(node: fx.Node) -> int | None:
@@ -106,13 +123,4 @@ def _itself(node: fx.Node) -> fx.Node:
 
 def _overlap(inputs: Sequence[fx.Node]) -> bool:
     """Whether some of the inputs in one memory overlap; of symbolic sizes, as in the example."""
-    ranges = sorted(_range(val(node)) for node in inputs)
-    return any(begin < end for (_, end), (begin, _) in pairwise(ranges))
-
-
-def _range(x: torch.Tensor) -> tuple[int, int]:
-    numbers = [hint(n) for n in (x.storage_offset(), *x.shape, *x.stride())]
-    if None in numbers:
-        return 0, 1 << 62
-    first, sizes, strides = numbers[0], numbers[1 : x.dim() + 1], numbers[x.dim() + 1 :]
-    return first, first + 1 + sum(max(n - 1, 0) * stride for n, stride in zip(sizes, strides, strict=True))
+    return meet(reach(val(node)) for node in inputs)

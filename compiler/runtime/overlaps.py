@@ -17,7 +17,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.compat.memory import is_others_memory, shared_memories, storage_key
 from ...rewrites.graph import nodes_in
+from ...rewrites.reach import meet, reach
 from ...rewrites.record import GraphRecord
 from ...rewrites.symbolic import hint
 from . import as_written
@@ -231,7 +231,9 @@ def _is_torchs(target: Any) -> bool:
 
 def _shared(inputs: Sequence[Any]) -> list[list[int]]:
     """The inputs of each memory in which some of them overlap."""
-    return [own for own in _by_memory(inputs, range(len(inputs))) if _overlap([inputs[k] for k in own])]
+    return [
+        own for own in _by_memory(inputs, range(len(inputs))) if len(own) > 1 and meet(reach(inputs[k]) for k in own)
+    ]
 
 
 def _by_memory(inputs: Sequence[Any], numbers: Iterable[int]) -> list[list[int]]:
@@ -242,21 +244,6 @@ def _by_memory(inputs: Sequence[Any], numbers: Iterable[int]) -> list[list[int]]
         if isinstance(x, torch.Tensor) and x.layout == torch.strided:
             found.setdefault(storage_key(x), []).append(number)
     return list(found.values())
-
-
-def _overlap(own: Sequence[torch.Tensor]) -> bool:
-    """Whether the ranges of one memory that two of these tensors reach over have a part in common."""
-    ranges = sorted(map(_range, own)) if len(own) > 1 else []
-    ends = accumulate((end for _, end in ranges), max)
-    return any(begin < end for end, (begin, _) in zip(ends, ranges[1:], strict=False))
-
-
-def _range(x: torch.Tensor) -> tuple[int, int]:
-    """The first byte, and the one behind the last."""
-    first = hint(x.storage_offset()) or 0
-    steps = zip(map(hint, x.shape), map(hint, x.stride()), strict=True)
-    last = first + sum(max((size or 1) - 1, 0) * (stride or 0) for size, stride in steps)
-    return first * x.itemsize, (last + 1) * x.itemsize
 
 
 def _lies(x: torch.Tensor, first: torch.Tensor, offset: int) -> bool:

@@ -128,3 +128,34 @@ def test_views_by_place(name, dynamic):
     assert {f.code for f in cov.fallbacks} == (
         {"view-by-place"} if name not in ("only read", "of the input") else set()
     )
+
+
+OF_OTHER_DTYPES = {
+    "larger": lambda t: (t[4:8], t.view(torch.float64)[2:4]),
+    "larger, in part": lambda t: (t[6:10], t.view(torch.float64)[2:4]),
+    "smaller": lambda t: (t[4:8], t.view(torch.bfloat16)[8:12]),
+    "as large": lambda t: (t[4:8], t.view(torch.int32)[6:10]),
+    "beside it": lambda t: (t[4:8], t.view(torch.float64)[4:6]),
+    "far from it": lambda t: (t[:4], t.view(torch.float64)[6:8]),
+}
+OF_TWO = {
+    "read": lambda x, y: (y.add_(1), x.view(2, 2) + 1)[1:],
+    "written": lambda x, y: (x.mul_(2), y + 1)[1:],
+    "both": lambda x, y: (torch._foreach_mul_([x, y], 2), x + 1)[1:],
+    "kept": lambda x, y: (y.add_(1), x.view(2, 2))[1:],
+    "no write": lambda x, y: (x + 1, y * 2),
+}
+
+
+@takes_turns("program")
+@pytest.mark.parametrize("program", OF_TWO)
+@pytest.mark.parametrize("places", OF_OTHER_DTYPES)
+def test_inputs_of_several_dtypes_in_one_memory(places, program):
+    """AOTAutograd counts elements, not bytes, to find out whether inputs overlap."""
+    torch._dynamo.reset()
+    compiled = torch.compile(OF_TWO[program], backend="regraft", options={"strict": True})
+    mine, theirs = torch.arange(16.0), torch.arange(16.0)
+    torch.testing.assert_close(
+        compiled(*OF_OTHER_DTYPES[places](mine)), OF_TWO[program](*OF_OTHER_DTYPES[places](theirs))
+    )
+    assert torch.equal(mine.view(torch.int32), theirs.view(torch.int32))

@@ -1,0 +1,35 @@
+"""The parts of memory that tensors reach over: from the first byte of a tensor to the one behind its last element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import torch
+
+from .symbolic import hint
+
+Reach = tuple[int, int]
+"""A first place, and the one behind the last."""
+
+_ALL = 0, 1 << 62
+
+
+def reach(x: torch.Tensor) -> Reach:
+    """The bytes of its memory that a tensor reaches over, if it had one element at least; all if that is not known."""
+    first, end = reach_in_elements(x)
+    return (first, end) if (first, end) == _ALL else (first * x.itemsize, end * x.itemsize)
+
+
+def reach_in_elements(x: torch.Tensor) -> Reach:
+    """The same in elements of its own: tensors of other dtypes count other elements."""
+    numbers = [hint(n) for n in (x.storage_offset(), *x.shape, *x.stride())]
+    if None in numbers:
+        return _ALL
+    first, sizes, strides = numbers[0], numbers[1 : x.dim() + 1], numbers[x.dim() + 1 :]
+    return first, first + 1 + sum(max(n - 1, 0) * stride for n, stride in zip(sizes, strides, strict=True))
+
+
+def meet(places: Iterable[Reach]) -> bool:
+    """Whether two of these have a part in common."""
+    return any(begin < end for (_, end), (begin, _) in pairwise(sorted(places)))
