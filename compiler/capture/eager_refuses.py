@@ -47,7 +47,7 @@ _SPELLED_OUT = ("aten.multilabel_margin_loss", "aten.max_pool1d")
 _IN_NO_ORDER = ("aten.put", "aten.put_", "aten.max_unpool2d", "aten.max_unpool3d")  # also on CPUs
 _UNSAFE = ("aten.unsafe_chunk", "aten.unsafe_split", "aten.unsafe_split_with_sizes")
 _MOST_LOOKED_AT = 1 << 26  # elements of memory that are looked at for places in common
-_Place = tuple[int, list[int], list[int]]  # offset, sizes, strides
+_Place = tuple[int, list[int], list[int], int]  # offset, sizes, strides, bytes of an element
 
 
 def eager_may_refuse(graph: fx.Graph) -> Reason | None:
@@ -216,7 +216,7 @@ def _place(node: fx.Node) -> _Place | None:
     numbers = [hint(n) for n in (value.storage_offset(), *value.shape, *value.stride())]
     if any(n is None for n in numbers):
         return None
-    return numbers[0], numbers[1 : value.dim() + 1], numbers[value.dim() + 1 :]
+    return numbers[0], numbers[1 : value.dim() + 1], numbers[value.dim() + 1 :], value.itemsize
 
 
 def _share_memory(a: fx.Node, b: fx.Node) -> bool:
@@ -237,12 +237,15 @@ def _is_partial(a: _Place | None, b: _Place) -> bool:
 
 
 def _overlap(a: _Place, b: _Place) -> bool:
-    """Whether two tensors in one memory have an element in common; assumed of large ones whose ranges meet."""
+    """Whether two tensors in one memory have an element in common.
+
+    It is assumed of large ones whose ranges meet, and of elements that are not as large as each other.
+    """
     if 0 in a[1] or 0 in b[1]:
         return False
     (first, last), (begin, end) = _range(a), _range(b)
-    low, high = min(first, begin), max(last, end)
-    if last <= begin or end <= first or high - low > _MOST_LOOKED_AT:
+    low, high = min(first, begin) // a[3], max(last, end) // a[3]
+    if last <= begin or end <= first or a[3] != b[3] or high - low > _MOST_LOOKED_AT:
         return first < end and begin < last
     with compat.plain_eager():
         taken = torch.zeros(high - low, dtype=torch.bool, device="cpu")
@@ -251,14 +254,16 @@ def _overlap(a: _Place, b: _Place) -> bool:
 
 
 def _range(place: _Place) -> tuple[int, int]:
-    offset, sizes, strides = place
-    return offset, offset + 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    """The first byte, and the one behind the last."""
+    offset, sizes, strides, itemsize = place
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    return offset * itemsize, (offset + elements) * itemsize
 
 
 def _is_dense(place: _Place) -> bool:
     """Whether a tensor has elements, and they fill its memory from the first to the last, each once."""
     expected = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(*place[1:], strict=True) if size != 1):
+    for stride, size in sorted((stride, size) for size, stride in zip(*place[1:3], strict=True) if size != 1):
         if size == 0 or stride != expected:
             return False
         expected *= size

@@ -101,8 +101,13 @@ def shifted_value(x):
     return y
 
 
+def of_larger_elements(x):
+    x.flatten()[8:12].copy_(x.flatten().view(torch.float64)[4:8])
+    return x * 2
+
+
 @takes_turns("dynamic")
-@pytest.mark.parametrize("program", [expanded, expanded_value, shifted, shifted_value])
+@pytest.mark.parametrize("program", [expanded, expanded_value, shifted, shifted_value, of_larger_elements])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_writes_to_memory_that_overlaps(program, dynamic):
     """Eager refuses them; AOTAutograd makes them functional, and gives numbers."""
