@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -12,7 +13,7 @@ from .symbolic import hint
 Reach = tuple[int, int]
 """A first place, and the one behind the last."""
 
-_ALL = 0, 1 << 62
+_ALL = 0, sys.maxsize
 
 
 def reach(x: torch.Tensor) -> Reach:
