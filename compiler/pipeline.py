@@ -62,12 +62,12 @@ from .passes.recompute_softmax import recompute_log_softmax, recompute_softmax
 from .passes.registry import Condition, Context, Pass
 from .passes.relu_masks import keep_relu_masks
 from .passes.results_apart import keep_results_apart
-from .passes.rows_by_mask import write_rows_by_mask
 from .passes.scalars_to_device import move_scalars_to_device
 from .passes.sdpa_backward_layout import lay_out_sdpa_gradients
 from .passes.sdpa_four_dims import sdpa_in_four_dims
 from .passes.split_conv_bias import split_conv_biases, sum_conv_bias_gradients
 from .passes.sum_by_diagonal import sum_by_diagonal
+from .passes.sum_by_mask import sum_by_mask
 from .passes.sum_few_rows import sum_few_rows
 from .passes.tables_to_device import make_tables_on_device
 from .templates import (
@@ -265,10 +265,7 @@ CAPTURED = (
         "written_views", lambda graph, _: renew_written_views(graph.graph), source=renew_written_views, required=True
     ),
 )  # fmt: skip
-PROGRAM_RULES = (
-    _rules("forward"),
-    _simple("rows_by_mask", write_rows_by_mask, TRAINING, numerics=_DIFFER),  # rules have replaced writes in place
-)
+PROGRAM_RULES = (_rules("forward"),)
 
 _BEFORE = {
     "drop_everything": "dropout(x, 1.0, True)  ->  x * 0.0, which draws nothing, as in eager.",
@@ -302,6 +299,7 @@ JOINT = (
     _simple("fold_uniform", fold_uniform, TRAINING),
     _simple("scalars_to_device", move_scalars_to_device, TRAINING),
     _simple("pad_counted_scatters", pad_counted_scatters, TRAINING, numerics=_DIFFER),
+    _simple("sum_by_mask", sum_by_mask, numerics=_DIFFER),
     _simple("sum_by_diagonal", sum_by_diagonal, TRAINING, ON_CUDA, numerics=_DIFFER),
     _simple("sum_few_rows", sum_few_rows, TRAINING, ON_CUDA, numerics=_DIFFER),
     _simple("loss_in_blocks", loss_in_blocks, TRAINING, numerics=_DIFFER),

@@ -33,47 +33,20 @@ def fill_as_where(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.index_put")
 def written_entries(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """x[drop] = v, as index_put(x, [drop], v)  ->  where(logical_not(drop), x, v), for values the same in all rows.
-
-    The gradient of `v` is then a sum over all rows, not over the chosen ones, whose number only the data tells.
-    """
+    """scores[drop] = v, as index_put(scores, [drop], v)  ->  where(logical_not(drop), scores, v), for one value `v`."""
     values = arguments(node)
     x, indices, fill = values["self"], values["indices"], values["values"]
     masks = [(d, i) for d, i in enumerate(indices) if i is not None]
     if values["accumulate"] or len(masks) != 1 or not is_bool(masks[0][1]) or not like(node, x):
         return None
     (before, drop), known = masks[0], uniform(fill)
-    if dtype(fill) != dtype(x) or (known is not None and rank(fill) == 0 and not _keeps_type(x, known)):
-        return None
-    if val(drop).device != val(x).device:
+    if rank(fill) != 0 or dtype(fill) != dtype(x) or (known is not None and not _keeps_type(x, known)):
         return None
     after = rank(x) - before - rank(drop)
     if not same_shape(shape(x)[before : before + rank(drop)], shape(drop)):
         return None
-    row = _same_in_all_rows(edit, node, fill, rank(drop), after)
-    if row is None:
-        return None
     whole = builders.reshape(edit, node, drop, [*shape(drop), *[1] * after])
-    return _where(edit, negated(edit, node, whole), x, row)
-
-
-def _same_in_all_rows(edit: Editor, node: fx.Node, values: fx.Node, covered: int, after: int) -> fx.Node | None:
-    """Values without a dim for the chosen rows, or with one of size 1, as they broadcast to the whole tensor.
-
-    Args:
-        edit: makes the calls.
-        node: the write.
-        values: what is written, which broadcasts to [..., chosen rows, *the last `after` sizes].
-        covered: the rank of the mask.
-        after: the number of dims after those of the mask.
-    """
-    sizes = list(shape(values))
-    if len(sizes) <= after:
-        return values
-    rows = len(sizes) - after - 1
-    if not same_shape([sizes[rows]], [1]):
-        return None
-    return builders.reshape(edit, node, values, [*sizes[:rows], *[1] * covered, *sizes[rows + 1 :]])
+    return _where(edit, negated(edit, node, whole), x, fill)
 
 
 def _keeps_type(scores: fx.Node, fill: Any) -> bool:
