@@ -47,7 +47,7 @@ SETTING_UP = {
     "backends_around", "backends_throughout", "bodies", "captured_bodies", "is_renamed_tensor",
     "as_backward", "as_forward", "as_saved", "default_dtype", "is_fake", "requires_grad",
     "at_their_places", "of_their_forms", "at_eagers_place", "sizes_unread", "ships_with_torch",
-    "graph_break", "refusals", "_refused", "versions_written", "writes_inputs",
+    "graph_break", "refusals", "_refused", "twice_differentiable", "versions_written", "writes_inputs",
 }  # fmt: skip
 
 
