@@ -151,7 +151,7 @@ def route(x, g, a, b):
 
 
 def sorted_route(x, g):
-    """Where tokens go: ranks within their expert, and how many each has."""
+    """The places of tokens: ranks within their expert, and how many each has."""
     i = F.linear(x, g).argmax(-1)
     hot = F.one_hot(i, 8)
     return (hot.cumsum(0) * hot).sum(-1) - 1, hot.sum(0)

@@ -339,14 +339,14 @@ def interpolated(x, y, f):
 
 
 def slabs(o, d, low, high):
-    """Where rays meet boxes."""
+    """The intersections of rays and boxes."""
     a, b = (low - o[:, None]) / d[:, None], (high - o[:, None]) / d[:, None]
     near, far = torch.minimum(a, b).amax(-1), torch.maximum(a, b).amin(-1)
     return torch.where((near <= far) & (far > 0), near.clamp(min=0), torch.inf).min(1)
 
 
 def triangles(o, d, a, b, c):
-    """Where rays meet triangles."""
+    """The intersections of rays and triangles."""
     u, v = b - a, c - a
     h = torch.linalg.cross(d[:, None].expand(-1, a.shape[0], -1), v[None].expand(d.shape[0], -1, -1))
     det = (u * h).sum(-1)

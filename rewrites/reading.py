@@ -22,7 +22,7 @@ from .spelling import Sized
 from .symbolic import SYMBOLIC
 
 Place = tuple[Any, ...]
-"""Where a constant stands: the number of a call, then keys into its arguments."""
+"""The place of a constant: the number of a call, then keys into its arguments."""
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def _with_numbers(declaration: Declaration, traced: Traced, form: Sequence[Respe
 def _shown(
     declaration: Declaration, traced: Traced, variable: Variable, value: Any, form: Sequence[Respelling]
 ) -> dict[Place, Term]:
-    """Where a number stands in a tracing; empty where it does not, or where normal form computes with it."""
+    """The places of a number in a tracing; none if it does not stand there, or normal form computes with it."""
     for other in _others(value):
         try:
             again = trace(declaration, traced.sample, traced.dtype, form, {variable.name: other}, static=traced.static)
@@ -358,7 +358,7 @@ def _require_outputs(declaration: Declaration, options: Sequence[tuple[str, tupl
 
 
 def _require_complete(declaration: Declaration, tracings: Sequence[Traced]) -> None:
-    """Where nothing could be recorded, samples show every alternative and every operand."""
+    """Raise an error unless samples show every alternative and every operand, if nothing could be recorded."""
     if not isinstance(declaration.recorded, PatternError):
         return
     shown = {(tag, label) for traced in tracings for tag, label in traced.tags.items()}

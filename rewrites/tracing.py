@@ -38,8 +38,8 @@ SIZES = (aten.sym_size.int, aten.sym_stride.int, aten.sym_storage_offset.default
 
 
 Level = Literal["above autograd", "below autograd", "decomposed"]
-"""Where calls are recorded: composite operators as they are called, also where gradients flow and under autocast; the
-same where neither is of interest any more; as the operators that they are made of."""
+"""The level at which calls are recorded: composite operators as they are called, also if gradients flow and under
+autocast; the same if neither is of interest any more; the operators that they are made of."""
 
 
 def record(function: Callable[..., Any], inputs: Sequence[Any], level: Level) -> fx.GraphModule:

@@ -135,7 +135,7 @@ def _base(own: Sequence[torch.Tensor]) -> Any:
 
 
 def places_of(program: fx.GraphModule, inputs: Sequence[Any]) -> list[_Place]:
-    """Where the inputs lie in each memory in which some of them overlap; none for a program that writes to nothing."""
+    """The places of inputs in each memory in which some of them overlap; none if the program writes to nothing."""
     try:
         shared = _shared(inputs)
     except (RuntimeError, NotImplementedError):  # tensors without memory of their own

@@ -1,4 +1,4 @@
-"""Where the sign of a zero shows: 0.0 and -0.0 are equal, and a fold of extrema alone may give either.
+"""Finds where the sign of a zero shows: 0.0 and -0.0 are equal, and a fold of extrema alone may give either.
 
 exp(x - m), m > 0, abs(m)      show no sign of a zero m
 x * m, x + m                   show it where they are read so

@@ -142,7 +142,7 @@ def test_kernels_for_cpus(a: torch.dtype, mode: str) -> None:
 @pytest.mark.parametrize("a", DTYPES, ids=str)
 @pytest.mark.parametrize("mode", ["dims", "second", "first"])
 def test_what_eager_refuses(a: torch.dtype, mode: str) -> None:
-    """Where metadata does not: Dynamo raises for the others."""
+    """Calls that eager refuses and metadata does not: Dynamo raises for the others."""
     missed = []
     for name, b in pairs(a):
         given = operands(a, b, mode)

@@ -218,7 +218,7 @@ def test_dead_rows_are_finite_where_asked(name: str) -> None:
 @BOTH
 @pytest.mark.parametrize("name", LOW_ROWS)
 def test_low_rows_stay_uniform(name: str, training: bool) -> None:
-    """Where masked scores are low but finite, a row of nothing else is eager's: finite, and uniform where absorbed."""
+    """A row of masked scores alone, low but finite, is eager's: finite, and uniform where absorbed."""
     function, mask = LOW_ROWS[name]
     inputs = (*qkv(), mask)
     given = trained(inputs) if training else list(inputs)

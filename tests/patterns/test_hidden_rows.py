@@ -134,7 +134,7 @@ HIDDEN = {
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("hidden", HIDDEN)
 def test_weights_by_a_logarithm_of_sums(hidden, fill, dtype):
-    """Where a row holds the lowest number alone, the logarithm of its length is lost: eager's weights are 1 each."""
+    """Eager's weights are 1 each if a row holds the lowest number alone: the logarithm of its length is lost."""
 
     def program(q, k, v, hide):
         scores = q @ k.mT * 0.5

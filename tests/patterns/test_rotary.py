@@ -218,7 +218,7 @@ STILL = {
 
 @pytest.mark.parametrize("name", STILL)
 def test_sums_of_products_are_no_near_miss(name: str) -> None:
-    """Where nothing is put beside something that was negated, nobody meant a rotation: not even a near one."""
+    """Nobody meant a rotation, not even a near one, if nothing is put beside something that was negated."""
     found = rewritten(STILL[name], [X, COS, SIN])
     assert not [miss for miss in found.record.near_misses if miss.rule == "rotary"]
 

@@ -142,7 +142,7 @@ def _samples(op: OpInfo, dtype: torch.dtype, gradient: bool, device: str) -> Ite
 
 
 def _place(device: str) -> str:
-    """Where tensors are."""
+    """The devices of tensors."""
     return "cuda" if device == "cuda" else "cpu"
 
 

@@ -81,7 +81,7 @@ class Garbage:
         self._most, self._limit = most, most
 
     def collect(self) -> None:
-        """Where there are more than so many."""
+        """Collect garbage if there are more than so many."""
         if _graphs() > self._limit:
             gc.collect()
             gc.freeze()  # what is left lives long: the next collection need not look at it

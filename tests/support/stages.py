@@ -196,7 +196,7 @@ def difference(ours: Any, theirs: Any, tolerance: float, others: Sequence[torch.
 
 
 def _unstable(ours: torch.Tensor, theirs: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Where the result moves as much when inputs move by a rounding error."""
+    """Elements of the result that move as much when inputs move by a rounding error."""
     others = [other for other in others if other.shape == theirs.shape]
     if not theirs.dtype.is_floating_point:
         return torch.stack([other != theirs for other in others]).any(0)

@@ -297,7 +297,7 @@ def _combined(self, left, right, values):
 
 
 class _Memory:
-    """Where the arguments of a launch lie; what a kernel touches beside them stops it, as it may a GPU."""
+    """The memory of a launch's arguments; what a kernel touches beside it stops it, as it may a GPU."""
 
     def __init__(self) -> None:
         self.begins, self.ends = np.zeros(0, np.uint64), np.zeros(0, np.uint64)

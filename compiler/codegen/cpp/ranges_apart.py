@@ -107,7 +107,7 @@ def _cuts(loop: Loop) -> Iterator[int]:
 
 
 def _of_comparison(value: Value, var: Var) -> tuple[int, ...]:
-    """Where a comparison of numbers known to the loop changes."""
+    """The steps at which a comparison of numbers known to the loop changes."""
     if not isinstance(value, Op) or value.name not in ORDERS:
         return ()
     a, b = (_number(arg) for arg in value.args)
@@ -124,7 +124,7 @@ def _number(value: Value) -> Any:
 
 
 def _of_atom(atom: Atom, var: Var) -> tuple[int, ...]:
-    """Where the smaller or larger of two numbers becomes the other, or a quotient the next."""
+    """The steps at which the smaller or larger of two numbers becomes the other, or a quotient the next."""
     if isinstance(atom, (Least, Most)):
         return _sign_changes(atom.a, atom.b, var)
     if not isinstance(atom, (Quotient, Remainder)) or not isinstance(atom.divisor, int):

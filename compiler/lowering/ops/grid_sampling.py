@@ -69,13 +69,13 @@ class _Axis:
     dtype: torch.dtype
 
     def place(self, coordinate: Value) -> Value:
-        """Where a coordinate from -1 to 1 lies among the elements, which are at whole numbers."""
+        """The place of a coordinate from -1 to 1 among the elements, which are at whole numbers."""
         if self.align_corners:
             return times(over(plus(coordinate, 1), 2), size_value(add(self.size, -1), self.dtype))
         return over(minus(times(plus(coordinate, 1), size_value(self.size, self.dtype)), 1), 2)
 
     def padded(self, place: Value) -> Value:
-        """Where a place is after what is done at borders; outside of the image where no integer holds it."""
+        """A place after what is done at borders; outside of the image if no integer holds it."""
         if self.padding == _REFLECTION:
             place = self._reflected(place)
         if self.padding != _ZEROS:  # what is no number is clipped to 0

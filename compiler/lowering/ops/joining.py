@@ -282,7 +282,7 @@ def _may_pad(p: Any) -> bool:
 
 
 def _reflections(i: Any, size: Any, before: Any, after: Any) -> list[Place]:
-    """Where element `i` is in a padded dim: moved, mirrored at the first element, mirrored at the last."""
+    """The places of element `i` in a padded dim: moved, mirrored at the first element, mirrored at the last."""
     found: list[Place] = [(add(i, before), [])]
     if _may_pad(before):
         found.append((add(before, mul(i, -1)), [compared("gt", i, 0)]))
@@ -293,7 +293,7 @@ def _reflections(i: Any, size: Any, before: Any, after: Any) -> list[Place]:
 
 
 def _copies(i: Any, size: Any, before: int, after: int) -> list[Place]:
-    """Where element `i` is in a padded dim: moved; the first one before that, the last one after it."""
+    """The places of element `i` in a padded dim: moved; the first one also before that, the last one after it."""
     last = add(size, -1)
     found: list[Place] = [(add(i, before), [])]
     found += [(k, [compared("eq", i, 0)]) for k in range(before)]

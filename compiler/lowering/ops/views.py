@@ -268,7 +268,7 @@ def selected(x: Tensor, dim: int, index: Any) -> Tensor:
 
 @lowers("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split", "aten.unsafe_split")
 def _split(low: Lowering, x: Tensor, _: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Where the parts begin follows from the sizes that tracing found."""
+    """The parts of a dim, of the sizes that tracing found."""
     dim = wrapped(dim, len(x.sizes))
     parts, start = [], 0
     for k in range(len(low.current.meta["val"])):

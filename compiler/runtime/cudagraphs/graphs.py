@@ -245,7 +245,7 @@ class _Graphed:
         return {k: at for k, at in found.items() if at in pools or at in steady}
 
     def _chained(self, key: Any, args: Sequence[Any], addresses: dict[int, int], others: int) -> dict[int, int] | None:
-        """Where results of other graphs lie that this capture is to read there; None to wait with it."""
+        """The addresses of other graphs' results that this capture is to read there; None to wait with it."""
         moving = [(k, x) for k, x in enumerate(args) if k not in addresses]
         captured = {k: x.data_ptr() for k, x in moving if others == 0 and GIVEN.is_captured(x)}
         if others == 0 and key not in self._waited and any(GIVEN.is_passing(x) for k, x in moving if k not in captured):

@@ -16,7 +16,7 @@ GRADIENT, SCORES, SINKS = "grad_out", "grad_score", "grad_sink"
 
 @dataclass(frozen=True)
 class Places:
-    """Where gradients lie, by the lead variables, rows and columns; None is where and as is said here.
+    """The places of gradients, by the lead variables, rows and columns; None stands for the place given here.
 
     Args:
         out: of the result: as the result.

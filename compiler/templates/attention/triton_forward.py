@@ -58,7 +58,7 @@ def attention_triton(
 
 
 def statistics_buffer(attention: Attention) -> Buffer:
-    """Where a row's largest score (over ln 2, see `in_powers_of_two`) and its sum of exp(score - largest) go.
+    """Memory for each row's largest score (over ln 2, see `in_powers_of_two`) and its sum of exp(score - largest).
 
     Float32 of (2, lead loops, queries), contiguous. Their logsumexp alone would not do: next to a mask of -1e9 or the
     lowest float, a float has no room for the logarithm of a sum.

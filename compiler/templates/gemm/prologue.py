@@ -239,7 +239,7 @@ def _exact(value: Value) -> Value | None:
 
 
 def _matrix(value: Value, main: Any, loops: Sequence[Var]) -> Matrix:
-    """Where the main buffer's elements lie as the loops go; 0 for a loop that they do not go along."""
+    """The main buffer with its strides along the loops; 0 for a loop that its elements do not go along."""
     load = next(part for part in walk([value]) if isinstance(part, Load) and part.buffer == main.name)
     at = address(main, load.indices)
     terms = dict(at.terms) if isinstance(at, Index) else {}

@@ -179,7 +179,7 @@ class ProductTemplate(GpuTemplate):
     # -- the graph ----------------------------------------------------------------------------------------------------
 
     def place(self, found: FoundProduct) -> fx.Node | str:
-        """Where the operands of the epilogue are known, before others read the product."""
+        """The place where the operands of the epilogue are known, before others read the product; or why none is."""
         why = "the product is read before the epilogue has its operands, or memory is written to in between"
         return anchor_of(self.task.graph, found) or why
 

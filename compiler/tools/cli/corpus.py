@@ -58,7 +58,7 @@ def run_corpus(
 
 
 def _held(report: Report, path: Path) -> list[str]:
-    """Where the report matches less than the snapshot at `path`, which is written where there is none."""
+    """The drops of a report against the snapshot at `path`, which is written if there is none."""
     from ..coverage import coverage_snapshot
 
     found = coverage_snapshot.counts(report)

@@ -284,7 +284,7 @@ def _task(asked: _Asked) -> Inputs:
 
 
 def _grid(asked: _Asked) -> Inputs:
-    """Where the patches of each image are: (frames, rows, columns)."""
+    """The grid of each image's patches: (frames, rows, columns)."""
     if asked.main is None or len(asked.main) != asked.batch * GRID**2:
         return {}
     return {"grid_thw": torch.tensor([[1, GRID, GRID]] * asked.batch)}

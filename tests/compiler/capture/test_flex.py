@@ -239,7 +239,7 @@ def test_blocks_that_are_all_a_mask_says():
     ("name", "dynamic"), [("cap", False), ("hides", False), ("cap", True), thorough("hides", True)]
 )
 def test_what_a_rule_puts_in_is_computed_anew_in_the_backward(name, dynamic, monkeypatch):
-    """Where no kernel takes an attention, rules make it two products and a softmax, whose scores are not kept."""
+    """Rules make an attention that no kernel takes two products and a softmax, whose scores are not kept."""
     monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)  # torch refuses gradients on CPUs only
     score = {"cap": lambda s, b, h, i, j: torch.tanh(s / 20) * 20}.get(name, SCORES[name])
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Where compiled code is kept: in the cache, or for as long as the process."""
+"""Compiled code is kept in the cache, or for as long as the process."""
 
 import functools
 import time

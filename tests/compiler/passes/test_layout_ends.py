@@ -1,4 +1,4 @@
-"""Where a network of convolutions begins and ends, and what its conversions are taken to cost."""
+"""The ends of a network of convolutions, and what its conversions are taken to cost."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ SMALL = (Var("x", 2), Var("y", 3), Var("z", 2))
 
 @given(offsets(), offsets())
 def test_separate_is_right_by_enumeration(a, b):
-    """Where it says yes, no two iterations that differ in the variable touch one element."""
+    """No two iterations that differ in the variable touch one element if it says yes."""
     var, fixed = SMALL[0], frozenset(SMALL[1:2])
     if not separate(a, b, var, fixed):
         return
@@ -87,7 +87,7 @@ def test_separate_is_right_by_enumeration(a, b):
 
 @given(offsets(), offsets())
 def test_never_meet_is_right_by_enumeration(a, b):
-    """Where it says yes, no two iterations touch one element."""
+    """No two iterations touch one element if it says yes."""
     points = list(itertools.product(*(range(v.extent) for v in SMALL)))
     if never_meet(a, b):
         assert not {_at(a, p) for p in points} & {_at(b, q) for q in points}

@@ -1,4 +1,4 @@
-"""Where fast functions stand, where they must not, and how far they are off."""
+"""Fast functions: where they stand, where they must not, and how far they are off."""
 
 import pytest
 

@@ -21,7 +21,7 @@ def steps(function, *inputs, target=GPU):
 
 
 def entries(origin, direction, low, high):
-    """Where rays enter and leave boxes."""
+    """The places at which rays enter and leave boxes."""
     a, b = ((edge[None] - origin[:, None]) / direction[:, None] for edge in (low, high))
     return (torch.minimum(a, b).amax(-1) - torch.maximum(a, b).amin(-1)).min(1)
 

@@ -154,7 +154,7 @@ def test_loops_over_several_symbolic_sizes_are_parallel(known, target):
 
 @pytest.mark.parametrize("target", [CPU, GPU], ids=["CPU", "GPU"])
 def test_loops_over_what_windows_give_are_parallel(target):
-    """Where a size of a result may be 0, nothing is written: where something is, windows fit into the image."""
+    """Nothing is written if a size of a result is 0: if something is, windows fit into the image."""
     s0, s1, s2 = (Size(f"s{d}", 2, None).index() for d in range(3))
     b = Builder()
     height, width = quotient(s1 - 3, 2) + 1, s2 - 2

@@ -294,7 +294,7 @@ def test_nor_do_cumulative_sums():
 
 
 def test_sums_of_columns_take_what_computes_the_columns():
-    """Where there are columns enough: tiles whose lanes go along the columns for both."""
+    """Lanes of tiles go along the columns for both, if there are enough of them."""
     program = sums_of_columns(64)
     found = schedule(program, target=GPU)
     first, _ = found.kernels

@@ -83,7 +83,7 @@ def read_operand(node: fx.Node, places: tuple[Any, ...], row: Var, column: Var) 
 
 
 def written_operand(node: fx.Node, places: tuple[Any, ...], row: Var, column: Var) -> Operand:
-    """Where the matrices of a result go: into memory of the node's own."""
+    """The places of a result's matrices: in memory of the node's own."""
     buffer = made(node)
     found = operand(buffer, address(buffer, places), row, column)
     if found is None or not _is_disjoint(node.meta["val"]):

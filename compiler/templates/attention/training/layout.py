@@ -1,4 +1,4 @@
-"""Where a gradient is wanted: past the views, casts and copies that only bring it there.
+"""Finds the place where a gradient is wanted: past the views, casts and copies that only bring it there.
 
 %dk = bmm(...)  [24, 64, 512]; %v = view [2, 12, 64, 512]; %t = transpose(%v, 2, 3); %u = transpose(%t, 1, 2);
 %c = clone(%u)  [2, 512, 12, 64]           ->   the kernel writes %c: heads g1, keys j, columns d at [g0, j, g1, d]

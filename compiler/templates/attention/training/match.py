@@ -207,7 +207,7 @@ class _BackwardMatcher:
         return found
 
     def _multiplied(self, product: fx.Node) -> fx.Node:
-        """Where a gradient has the factor of the first product's call, which the backward multiplies with last.
+        """The gradient with the factor of the first product's call, which the backward multiplies with last.
 
         baddbmm(%bias, %q, %k, alpha=0.125)   ->   mul(bmm(%dx, %k), 0.125)
         """

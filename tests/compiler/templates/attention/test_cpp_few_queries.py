@@ -143,7 +143,7 @@ def test_what_the_mask_hides_is_not_read(f: Callable[..., Any], more: torch.Tens
 @pytest.mark.parametrize("position", [0, KEYS - 1, KEYS + 5, -1])
 @pytest.mark.parametrize("fill", [LOWEST, -math.inf])
 def test_first_and_last_positions(position: int, fill: float) -> None:
-    """Where no key is kept, lowest numbers hide all alike, and minus infinity gives NaN."""
+    """Lowest numbers hide all keys alike if none is kept, and minus infinity gives NaN."""
     assert_as_good_as_eager(scored(lambda s, at: filled(s, at, fill)), [*qkv(), torch.tensor(position)])
 
 

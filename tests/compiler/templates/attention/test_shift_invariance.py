@@ -1,4 +1,4 @@
-"""Where the largest score of a row may be left out, and where that would change what is computed."""
+"""The largest score of a row is left out, but not if that would change what is computed."""
 
 from __future__ import annotations
 

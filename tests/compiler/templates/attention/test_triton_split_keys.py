@@ -186,7 +186,7 @@ def test_padding_is_not_read(f: Callable[..., Any]) -> None:
     ("position", "fill"), [(0, LOWEST), (KEYS - 1, -math.inf), (KEYS + 5, LOWEST), (-1, LOWEST), (-1, -math.inf)]
 )
 def test_first_and_last_positions(position: int, fill: float) -> None:
-    """Where no key is kept, lowest numbers hide all alike, and minus infinity gives NaN."""
+    """Lowest numbers hide all keys alike if none is kept, and minus infinity gives NaN."""
     f = scored(lambda s, position: filled(s, position, fill))
     inputs = [*qkv(), torch.tensor(position)]
     assert f(*inputs).isnan().all() == (position < 0 and fill == -math.inf)
