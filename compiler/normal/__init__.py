@@ -123,10 +123,12 @@ SCORES: tuple[Respelling, ...] = (
 )
 
 PRODUCTS: tuple[Respelling, ...] = (
+    einsum.einsum_result,
     einsum.einsum_as_product,
     einsum.einsum_as_permute,
     einsum.einsum_as_elementwise,
     matmul.product,
+    matmul.product_of_several,
     matmul.product_with_bias,
     matmul.equal_ranks,
     learned_scores.scores_of_weights,

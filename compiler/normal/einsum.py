@@ -34,6 +34,18 @@ class Letters:
 
 
 @respelling("aten.einsum")
+def einsum_result(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """einsum("...ij,...jk", a, b)  ->  einsum("...ij,...jk->...ik", a, b): the letters that occur once, in order."""
+    equation = node.args[0].replace(" ", "")  # type: ignore[union-attr]
+    if "->" in equation:
+        return None
+    letters = equation.replace("...", "")
+    once = sorted(c for c in letters if c != "," and letters.count(c) == 1)
+    whole = f"{equation}->{'...' if '.' in equation else ''}{''.join(once)}"
+    return edit.call(node.target, whole, *node.args[1:], **node.kwargs)
+
+
+@respelling("aten.einsum")
 def einsum_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     """einsum("bqhd,bkhd->bhqk", q, k)  ->  matmul(permute(q, [0, 2, 1, 3]), permute(k, [0, 2, 3, 1])).
 

@@ -13,8 +13,9 @@ from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import known_equal
 from . import builders
-from .analysis import is_float, is_literal, like, reduction, same_value
+from .analysis import is_float, is_literal, last, like, reduction, same_value, uniform
 from .softmax import difference, quotient
+from .split_attention import columns_of
 
 aten = torch.ops.aten
 
@@ -33,7 +34,7 @@ def sum_of_one_or_more(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     x, largest = difference(node, exponents.args[0])
     over = None if x is None or largest is None else reduction(node, _attached(node, largest), "aten.amax", "aten.max")
-    if over is None or over[0] is not x or not is_float(x) or not like(exponents, x):
+    if over is None or _attached(node, over[0]) is not x or not is_float(x) or not like(exponents, x):
         return None
     dims = values.get("dim")
     dims = [dims] if isinstance(dims, int) else dims
@@ -64,6 +65,34 @@ def norm_of_exponents(node: fx.Node, edit: Editor) -> fx.Node | None:
     if not sees(node, x, "aten.exp") or order != 1 or not dims or not is_float(x) or dtype(x) != dtype(node):
         return None
     return edit.call(aten.sum.dim_IntList, x, list(dims), values["keepdim"])
+
+
+@respelling("aten.slice")
+def sum_by_product(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """slice(matmul(exp(x), cat([v, ones], -1)), -1, -1, END)  ->  sum(exp(x), [-1], True).
+
+    The part of `v` is matmul(exp(x), v).
+    """
+    found = columns_of(node, node)
+    if found is None or not sees(node, found[0], "aten.matmul") or not sees(node, found[0].args[0], "aten.exp"):
+        return None
+    exponents, joined = found[0].args
+    if not sees(node, joined, "aten.cat") or not last(joined, arguments(joined).get("dim", 0)):
+        return None
+    if not any(_is_of_ones(part) for part in joined.args[0]):
+        return None
+    start = 0
+    for part in joined.args[0]:
+        if known_equal(start, found[1]) and known_equal(start + shape(part)[-1], found[2]):
+            if _is_of_ones(part):
+                return edit.call(aten.sum.dim_IntList, exponents, [-1], True)
+            return edit.call(aten.matmul.default, exponents, part)
+        start = start + shape(part)[-1]
+    return None
+
+
+def _is_of_ones(part: fx.Node) -> bool:
+    return uniform(part) == 1 and known_equal(shape(part)[-1], 1)
 
 
 # -- logarithms
@@ -131,6 +160,32 @@ def sum_beside_sink(node: fx.Node, edit: Editor) -> fx.Node | None:
         if over is not None and over[1] == rank(x) - 1 and same_value(over[0], x) and _is_one_column(sink, x):
             return _beside(edit, node, x, sink, values)
     return None
+
+
+@respelling("aten.exp")
+def exponents_over_logarithm_and_sink(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """exp(x - logaddexp(logsumexp(x, [-1], True), s))  ->  slice(softmax(cat([x, s], -1), -1), -1, 0, -1).
+
+    Also exp(x - logsumexp(cat([x, s], -1), [-1], True)).
+    """
+    x, total = difference(node, node.args[0])
+    if x is None or total is None or not is_float(x) or not like(node, x):
+        return None
+    if sees(node, total, "aten.logaddexp"):
+        for part, sink in (total.args, total.args[::-1]):
+            over = reduction(node, part, "aten.logsumexp") if is_tensor(part) and is_tensor(sink) else None
+            sink = sink.args[0] if sees(node, sink, "aten.expand") else sink
+            if over is not None and over[1] == rank(x) - 1 and same_value(over[0], x) and _is_one_column(sink, x):
+                return _beside(edit, node, x, sink, None)
+        return None
+    over = reduction(node, total, "aten.logsumexp")
+    if over is None or not sees(node, over[0], "aten.cat") or over[0].args[1:] != (-1,) or over[1] != rank(x) - 1:
+        return None
+    columns = over[0].args[0]
+    places = [k for k, part in enumerate(columns) if part is x]
+    if len(columns) != 2 or len(places) != 1 or not known_equal(shape(columns[1 - places[0]])[-1], 1):
+        return None
+    return _beside(edit, node, x, columns[1 - places[0]], None)
 
 
 @respelling("aten.div", "aten.mul")
@@ -219,10 +274,10 @@ def _is_a_maximum(user: fx.Node, node: Any, x: fx.Node) -> bool:
     if sees(user, node, "aten.clamp", "aten.clamp_min"):
         return arguments(node).get("max") is None and _is_a_maximum(user, node.args[0], x)
     over = reduction(user, node, "aten.amax", "aten.max") if is_tensor(node) else None
-    return over is not None and over[0] is x and over[1] == rank(x) - 1
+    return over is not None and _attached(user, over[0]) is x and over[1] == rank(x) - 1
 
 
 SUMS = (
-    sum_of_one_or_more, norm_of_exponents, logarithm_of_sum, logarithm_and_shift,
-    exponents_over_sum_and_sink, sum_beside_sink,
+    sum_of_one_or_more, norm_of_exponents, sum_by_product, logarithm_of_sum, logarithm_and_shift,
+    exponents_over_sum_and_sink, exponents_over_logarithm_and_sink, sum_beside_sink,
 )  # fmt: skip

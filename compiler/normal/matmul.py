@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial, reduce
+
 import torch
 from torch import fx
 
@@ -20,6 +22,15 @@ def product(node: fx.Node, edit: Editor) -> fx.Node | None:
     if node.target not in (aten.bmm.default, aten.mm.default, aten.mv.default):
         return None
     return edit.call(aten.matmul.default, *node.args)
+
+
+@respelling("aten.linalg_multi_dot", "aten.chain_matmul")
+def product_of_several(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """linalg.multi_dot([a, b, c])  ->  matmul(matmul(a, b), c)."""
+    factors = node.args[0]
+    if not all(rank(x) == 2 for x in factors) or len(factors) < 2:
+        return None
+    return reduce(partial(edit.call, aten.matmul.default), factors)
 
 
 @respelling("aten.baddbmm", "aten.addmm")

@@ -189,11 +189,11 @@ def _weighted(user: fx.Node, edit: Editor, node: Any) -> _Part | None:
     factors = _product(user, edit, node)
     if factors is None or not holds_softmax(factors[0]):
         return None
-    bounds = _columns(user, factors[0])
+    bounds = columns_of(user, factors[0])
     return None if bounds is None else (*bounds, factors[1])
 
 
-def _columns(user: fx.Node, node: Any) -> tuple[fx.Node, Any, Any] | None:
+def columns_of(user: fx.Node, node: Any) -> tuple[fx.Node, Any, Any] | None:
     """(x, start, end) of a slice of the last dim that is in range, with step 1."""
     if not sees(user, node, "aten.slice") or not is_tensor(node.args[0]):
         return None
@@ -231,7 +231,7 @@ def sink_dropped(node: fx.Node, edit: Editor) -> fx.Node | None:
 
     slice(softmax(cat([sink, scores])), -1, 1, end)  ->  slice(softmax(cat([scores, sink])), -1, 0, -1)
     """
-    found = _columns(node, node)
+    found = columns_of(node, node)
     if found is None or not holds_softmax(found[0]) or not known_equal(found[2] - found[1] + 1, shape(found[0])[-1]):
         return None
     x, start, _ = found

@@ -93,6 +93,9 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda q, k, v: torch.einsum("bhst,bhtd->bhsd", (torch.einsum("bhsd,bhtd->bhst", q, k) * SCALE).softmax(-1), v),
         qkv(),
     ),
+    "einsum without its result": (
+        lambda q, k, v: torch.einsum("...st,...td", (torch.einsum("...sd,...td", q, k) * SCALE).softmax(-1), v), qkv(),
+    ),
     "einsum, heads third": (
         lambda q, k, v: torch.einsum("bhqk,bkhd->bqhd", (torch.einsum("bqhd,bkhd->bhqk", q, k) * SCALE).softmax(-1), v),
         tuple(x.transpose(1, 2).contiguous() for x in qkv()),
@@ -115,8 +118,18 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda q, k, v: (e := torch.pow(2.0, (s := q @ k.mT * SCALE) - s.amax(-1, True))) / e.sum(-1, True) @ v,
         qkv(),
     ),
+    "exponents and their sum by one product": (
+        lambda q, k, v: (
+            (o := (q @ k.mT * SCALE).exp() @ torch.cat([v, torch.ones(B, H, T, 1)], -1))[..., :-1] / o[..., -1:]
+        ),
+        qkv(),
+    ),
     "exponents divided by their norm": (
         lambda q, k, v: F.normalize(((s := q @ k.mT * SCALE) - s.amax(-1, True)).exp(), p=1.0, dim=-1) @ v, qkv(),
+    ),
+    "exponents divided by their norm, their maximum detached": (
+        lambda q, k, v: F.normalize(((s := q @ k.mT * SCALE) - s.detach().amax(-1, True)).exp(), p=1.0, dim=-1) @ v,
+        qkv(),
     ),
     "exponents times a mask": (
         lambda q, k, v, m: (e := ((s := q @ k.mT * SCALE) - s.amax(-1, True)).exp() * m) / e.sum(-1, True) @ v,
@@ -321,6 +334,18 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "weights corrected for a sink": (
         lambda q, k, v, s: (w := q @ k.mT).softmax(-1) * torch.sigmoid(w.logsumexp(-1)[..., None] - s) @ v,
         (*qkv(), normal(1, H, 1, 1)),
+    ),
+    "sink added to the logarithm of the sum": (
+        lambda q, k, v, s: ((w := q @ k.mT) - torch.logaddexp(w.logsumexp(-1, True), s)).exp() @ v,
+        (*qkv(), normal(1, H, 1, 1)),
+    ),
+    "sink beside the scores of the logarithm": (
+        lambda q, k, v, s: ((w := q @ k.mT) - torch.cat([w, s.expand(B, H, S, 1)], -1).logsumexp(-1, True)).exp() @ v,
+        (*qkv(), normal(1, H, 1, 1)),
+    ),
+    "product of several": (
+        lambda q, k, v: torch.linalg.multi_dot([(q @ k.T * SCALE).softmax(-1), v]),
+        (normal(S, D), normal(T, D, seed=1), normal(T, D, seed=2)),
     ),
     "dropout in eval": (lambda q, k, v: F.dropout((q @ k.mT * SCALE).softmax(-1), 0.5, False) @ v, qkv()),
     "dropout of 0": (lambda q, k, v: F.dropout((q @ k.mT * SCALE).softmax(-1), 0.0, True) @ v, qkv()),
