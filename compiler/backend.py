@@ -31,12 +31,11 @@ from ..rewrites.compat import (
 )
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import keep_saved, places, tell_strides
-from ..rewrites.compat.dispatch import forward_ad_active, functionalizing
 from ..rewrites.compat.dynamo import allow_lookups_at_once, leave_to_python, on_reset
-from ..rewrites.compat.guards import guard_the_rest, has_negative_zeros
+from ..rewrites.compat.guards import guard_the_rest
 from ..rewrites.compat.logs import code_is_logged, log_code
 from ..rewrites.compat.memory import guard_float32_precision
-from ..rewrites.compat.tensors import is_fake, requires_grad
+from ..rewrites.compat.tensors import requires_grad
 from ..rewrites.coverage import publish
 from ..rewrites.effects import mark_gradients
 from ..rewrites.faults import Faults
@@ -64,6 +63,7 @@ from .options.rules import resolve_rules
 from .passes.align_rows import strides_of_outputs, take_strides
 from .passes.containment import Containment, PassFailedError
 from .pipeline import refuse_unknown
+from .runtime.as_written import refused_mode, relying
 from .runtime.calls import Boxed, as_backward, as_calls, as_forward, as_saved, default_dtype, of_plain_tensors, restored
 from .runtime.cudagraphs.graphs import CudaGraphs, drop_captures
 from .runtime.cudagraphs.host import Split, split_host
@@ -73,9 +73,9 @@ from .runtime.gc_pause import collected_once
 from .runtime.graph_cache.entry import recall
 from .runtime.graph_cache.key import depends_on_values, graph_key, held_by, share_memory
 from .runtime.graph_cache.unsaved import Unsaved
-from .runtime.overlaps import Lying, at_their_places
+from .runtime.overlaps import Lying
 from .runtime.second_derivatives import twice_differentiable
-from .runtime.unguarded import of_their_forms
+from .runtime.unguarded import forms_of_gradients
 from .stages import Stages
 
 logger = logging.getLogger("regraft")
@@ -179,7 +179,7 @@ class Compilation:
                 compiled = twice_differentiable(self._contained.run(self._run), gm, inputs, self.record)
             if lying is None:
                 return compiled
-            return of_their_forms(at_their_places(compiled, gm, lying, self.record), gm, inputs, self.record)
+            return relying(compiled, gm, [*forms_of_gradients(gm, inputs), *lying.reliances()], self.record)
         except Exception as error:  # outside of all passes
             if self._faults.lets_through(error):
                 raise  # as it is: it may be for the user
@@ -198,14 +198,9 @@ class Compilation:
             guard_float32_precision()
         do(guard_backends, self._gm)
         do(guard_the_rest, self._gm)
-        if do(forward_ad_active, default=False):
-            return self._as_written("forward-ad", "compiled within forward_ad.dual_level: tangents are")
-        if do(functionalizing, default=False):
-            return self._as_written("functionalize", "within torch.func.functionalize: results are")
-        if do(has_negative_zeros, self._gm, self._example_inputs, default=False):
-            return self._as_written("negative-zero", "a number that changes is -0.0 in this call: results are")
-        if any(is_fake(x) for x in self._example_inputs):
-            return self._as_written("fake-input", "inputs are fake tensors, which have no elements: results are")
+        refused = do(refused_mode, self._gm, self._example_inputs)
+        if refused is not None:
+            return self._as_written(*refused)
         left = do(left_to_python, self._gm, self._example_inputs, default="")
         if left:
             self._leave(left)
@@ -231,7 +226,7 @@ class Compilation:
         return of_plain_tensors(compiled, renamed) if renamed else compiled
 
     def _as_written(self, code: str, why: str) -> Callable[..., Any]:
-        """Dynamo's graph itself: torch's kernels compute tangents, generated ones do not."""
+        """Dynamo's graph itself."""
         message = f"{why} computed by the program as it was written"
         self.record.fallbacks.append(Fallback("capture", code, message))
         publish(self.record)

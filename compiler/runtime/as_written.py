@@ -1,38 +1,81 @@
-"""Calls that run the program as it was written, since their inputs are others than it was compiled for."""
+"""Calls that run the program as it was written: in modes that compiled programs lack, and for inputs of other kinds.
+
+Dynamo compiles anew where something has changed that it guards, or that we have it guard (`compat.guards`). For the
+rest, a compiled program has a list of what it relies on, which is looked at in each call.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from torch import fx
+
+from ...rewrites.compat.dispatch import forward_ad_active, functionalizing
+from ...rewrites.compat.guards import has_negative_zeros
+from ...rewrites.compat.tensors import is_fake
 from ...rewrites.record import Fallback, GraphRecord
 
+_Check = Callable[[Sequence[Any]], bool]
 
-def where(
-    holds: Callable[[Sequence[Any]], bool],
-    compiled: Callable[..., Any],
-    program: Callable[..., Any],
-    tell: Callable[[], None],
+
+@dataclass(frozen=True)
+class Reliance:
+    """What a compiled program relies on in each call, and Dynamo does not guard.
+
+    Args:
+        holds: whether inputs are so.
+        code, why: of the fallback that tells of the first call for which they are not.
+    """
+
+    holds: _Check
+    code: str
+    why: str
+
+
+def relying(
+    compiled: Callable[..., Any], program: Callable[..., Any], reliances: Sequence[Reliance], record: GraphRecord
 ) -> Callable[..., Any]:
-    """`compiled`, but `program` for inputs of which something does not hold; the first such call is told."""
-    told = False
+    """`compiled`, but `program` for inputs for which something does not hold.
+
+    Args:
+        compiled: what is returned itself if it relies on nothing.
+        program: what it was compiled from.
+        reliances: what it relies on.
+        record: where the first call is told for which it does not hold.
+    """
+    if not reliances:
+        return compiled
+    told: set[str] = set()
+    all_hold = functools.reduce(_both, [each.holds for each in reliances])
 
     def run(*inputs: Any) -> Any:
-        nonlocal told
-        if holds(inputs):
+        if all_hold(inputs):
             return compiled(*inputs)
-        if not told:
-            told = True
-            tell()
+        broken = next((each for each in reliances if not each.holds(inputs)), reliances[0])
+        if broken.code not in told:
+            told.add(broken.code)
+            message = f"{broken.why}: such calls run the program as it was written"
+            record.fallbacks.append(Fallback("capture", broken.code, message))
         return program(*inputs)
 
     return run
 
 
-def teller(record: GraphRecord, code: str, why: str) -> Callable[[], None]:
-    """A function that notes in the record of a program that a call of it ran as it was written."""
+def _both(a: _Check, b: _Check) -> _Check:
+    return lambda inputs: a(inputs) and b(inputs)
 
-    def tell() -> None:
-        record.fallbacks.append(Fallback("capture", code, f"{why}: such calls run the program as it was written"))
 
-    return tell
+def refused_mode(program: fx.GraphModule, inputs: Sequence[Any]) -> tuple[str, str] | None:
+    """The code and the reason why this call is not compiled; None if it is. Dynamo's guards find out about changes."""
+    if forward_ad_active():  # torch's kernels compute tangents, generated ones do not
+        return "forward-ad", "compiled within forward_ad.dual_level: tangents are"
+    if functionalizing():
+        return "functionalize", "within torch.func.functionalize: results are"
+    if has_negative_zeros(program, inputs):
+        return "negative-zero", "a number that changes is -0.0 in this call: results are"
+    if any(is_fake(x) for x in inputs):
+        return "fake-input", "inputs are fake tensors, which have no elements: results are"
+    return None

@@ -15,7 +15,7 @@ not overlap. That holds for a buffer that a module writes, too, of which a calle
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,8 @@ from ...rewrites import compat
 from ...rewrites.compat.memory import is_others_memory, shared_memories, storage_key
 from ...rewrites.graph import nodes_in
 from ...rewrites.reach import meet, reach
-from ...rewrites.record import GraphRecord
 from ...rewrites.symbolic import hint
-from . import as_written
+from .as_written import Reliance
 from .ranges import ranges_meet
 
 _Place = tuple[int, int, int]  # an input, the first that lies in its memory, and the offset there
@@ -59,6 +58,14 @@ class Lying:
         bases = bases_of(inputs) if places else []
         return cls(places, bases, apart, *held_beside_written(program, inputs))
 
+    def reliances(self) -> list[Reliance]:
+        """What a program compiled for such inputs relies on; nothing where nothing needs to be looked at."""
+        if not self.places and not self.apart and not self.written:
+            return []
+        return [
+            Reliance(self.holds, "memory-shared", "inputs share memory otherwise than in the call that was compiled")
+        ]
+
     def holds(self, inputs: Sequence[Any]) -> bool:
         """Whether these inputs lie in the same way."""
         return (
@@ -67,23 +74,6 @@ class Lying:
             and not _meet([inputs[k] for k in self.apart])
             and not (self.written and _are_parts([inputs[k] for k in self.written], inputs, self.held))
         )
-
-
-def at_their_places(
-    compiled: Callable[..., Any], program: Callable[..., Any], lying: Lying, record: GraphRecord
-) -> Callable[..., Any]:
-    """`compiled`, but `program` for inputs that lie otherwise.
-
-    Args:
-        compiled: what is returned itself where nothing needs to be looked at.
-        program: what it was compiled from.
-        lying: how the inputs lay when it was.
-        record: where the first call is told whose inputs lie otherwise.
-    """
-    if not lying.places and not lying.apart and not lying.written:
-        return compiled
-    why = "inputs share memory otherwise than in the call that was compiled"
-    return as_written.where(lying.holds, compiled, program, as_written.teller(record, "memory-shared", why))
 
 
 def _are_parts(written: Sequence[torch.Tensor], inputs: Sequence[Any], held: Sequence[int]) -> bool:

@@ -19,26 +19,23 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat.dynamo import alike, guard_alike
-from ...rewrites.record import GraphRecord
-from . import as_written
+from .as_written import Reliance
 from .graph_cache.key import written_by
 from .overlaps import extent
 from .ranges import Ranges
 
 
-def of_their_forms(
-    compiled: Callable[..., Any], program: fx.GraphModule, inputs: Sequence[Any], record: GraphRecord
-) -> Callable[..., Any]:
-    """`compiled`, but `program` for inputs of other dtypes, sizes or strides, if it writes to tensors that it holds.
+def forms_of_gradients(program: fx.GraphModule, inputs: Sequence[Any]) -> list[Reliance]:
+    """Dtypes, sizes, strides and places of inputs, of a program that writes to tensors that it holds.
+
+    There is nothing to look at in others, whose inputs Dynamo guards.
 
     Args:
-        compiled: what is returned itself where Dynamo guards its inputs.
         program: Dynamo's graph.
-        inputs: those that it was compiled for.
-        record: where the first call with others is told.
+        inputs: those that it is compiled for.
     """
     if not written_by(program):
-        return compiled
+        return []
     found = (compat.attribute(program, str(node.target)) for node in program.graph.find_nodes(op="get_attr"))
     held = [x for x in found if isinstance(x, torch.Tensor)]
     guard_alike(held)
@@ -54,7 +51,7 @@ def of_their_forms(
         return bool(checks) and all(check(*given) for check in checks)
 
     why = "gradients lie otherwise than those that a step was compiled for, or share memory with weights or others"
-    return as_written.where(holds, compiled, program, as_written.teller(record, "gradients-otherwise", why))
+    return [Reliance(holds, "gradients-otherwise", why)]
 
 
 def _apart_from(held: Sequence[weakref.ref[torch.Tensor]], given: Sequence[torch.Tensor]) -> Callable[..., bool]:

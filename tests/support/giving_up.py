@@ -32,7 +32,7 @@ OF_ALL = {
     "joint": (Stages, "prepare", True),
     "strides": (backend, "strides_of_outputs", True),
     "everything": (Compilation, "_compile", True),
-    "overlaps": (backend, "at_their_places", True),
+    "overlaps": (backend, "relying", True),
 }
 
 

@@ -46,7 +46,7 @@ SETTING_UP = {
     "allowed", "changes", "changing", "code_is_logged", "debug_dir", "left_out", "pass_facts", "refuse_unknown",
     "backends_around", "backends_throughout", "bodies", "captured_bodies", "is_renamed_tensor",
     "as_backward", "as_forward", "as_saved", "default_dtype", "is_fake", "requires_grad",
-    "at_their_places", "of_their_forms", "at_eagers_place", "sizes_unread", "ships_with_torch",
+    "relying", "forms_of_gradients", "at_eagers_place", "sizes_unread", "ships_with_torch",
     "graph_break", "refusals", "_refused", "twice_differentiable", "versions_written", "writes_inputs",
 }  # fmt: skip
 
