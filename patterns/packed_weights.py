@@ -102,7 +102,7 @@ def enough_rows(x: Any) -> Reason | None:
 def _call(name: str, formula: Any, *operands: Any) -> Any:
     """A call of an operator of ATen, recorded or made; in float64, which it does not take, what it stands for.
 
-    Where it is made, operands are contiguous: the operators of CPUs read others as if they were, beyond their memory.
+    Operands of a made call are contiguous: the operators of CPUs read others as if they were, beyond their memory.
     """
     if any(isinstance(one, Term) for one in operands):
         return Call(f"aten.{name}", operands)

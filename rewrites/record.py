@@ -337,7 +337,7 @@ class GraphRecord:
             template: original 0.6 ms, generated 0.04 ms  ->  applied   attention-template: original 0.6 ms, flash 9 ms,
                                                                         generated 0.04 ms
 
-        Where both declined, the rule's match stays, with the measurements of both.
+        The rule's match stays if both declined, with the measurements of both.
 
         Args:
             match: of the template.

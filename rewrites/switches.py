@@ -4,7 +4,7 @@
 
 Every step of a kind of `KINDS` asks before it acts, and is right to leave out: a program without it computes the same.
 Option ``without`` leaves out by name; `regraft bisect` counts steps and leaves out all from a number on (`StepSearch`).
-Where neither is on, asking costs a look at two variables.
+Asking costs a look at two variables if neither is on.
 """
 
 from __future__ import annotations

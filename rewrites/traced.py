@@ -3,10 +3,11 @@
     def pattern(x):                     recorded   flatten(x, 1)
         return x.flatten(1)             traced     reshape(x: B S D, [B, D*S])        with the sample x=T("B S D")
 
-What is recorded holds for any rank, and is kept as the first spelling. Where a sample's own normal form is another one,
-it becomes a further spelling: so a pattern matches its own source, or is refused where it is declared, with the reason.
+What is recorded holds for any rank, and is kept as the first spelling. A sample's own normal form,
+if it is another one, becomes a further spelling: so a pattern matches its own source, or is refused where it is
+declared, with the reason.
 
-Where a number of the pattern went is seen by tracing it with another value of it.
+The place of a number of the pattern is seen by tracing it with another value of it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _RECORDED = "recorded"
 class _Form:
     """One spelling: a tracing, the numbers that it shows, and the dtypes that give the same one.
 
-    Where it is `open`, operands of the most dims may have more in front; where it is `bare`, ``...`` may be none.
+    Operands of the most dims may have more in front if it is `open`; ``...`` may be none if it is `bare`.
     """
 
     traced: Traced

@@ -387,7 +387,7 @@ def _image(operands: Sequence[ExampleLayout], result: ExampleLayout, of: int) ->
     return Order(_channels_last(rank) if last else _rows(rank))
 
 
-# Where torch's metadata is written in Python, and what the kernel in C++ does instead.
+# Operators whose metadata torch has in Python, and what the kernel in C++ does instead.
 _ITERATED = (  # all operands in one iterator
     "add.Tensor sub.Tensor mul div.Tensor neg special_xlog1py lcm "
     "copysign.Tensor div.Tensor_mode floor_divide heaviside logaddexp logaddexp2 logical_and logical_or logical_xor "

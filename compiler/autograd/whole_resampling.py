@@ -50,7 +50,7 @@ def keep_whole(graph_module: fx.GraphModule) -> int:
 def _outs(node: fx.Node) -> list[int] | None:
     """The sizes of the result; None where they are not known, or those of neighbours' copies are symbolic.
 
-    Where an output lies among an unknown number of elements only eager's kernel says for nearest neighbours, while
+    Only eager's kernel says for nearest neighbours where an output lies among an unknown number of elements, while
     torch's spelling is one kernel with what is around it.
     """
     x, result = node.args[0].meta.get("val"), node.meta.get("val")

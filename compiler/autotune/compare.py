@@ -50,8 +50,8 @@ def disagreement(found: Sequence[Any], expected: Sequence[Any], values: bool = T
 
     The check is loose on purpose: it should find wrong programs before they are chosen, and cannot prove a program
     right. The bound on the error of a tensor is relative to its own largest value, plus a tenth of that relative to the
-    largest value of all tensors, since gradients may be zero except for rounding. Where any result has 16 bits, the
-    bound is that of 16 bits for all of them: others are computed from numbers that are rounded so.
+    largest value of all tensors, since gradients may be zero except for rounding. The bound
+    is that of 16 bits for all results if one of them has 16 bits: others are computed from numbers that are rounded so.
 
     Args:
         found: results of the program to check, large ones as samples in both.

@@ -25,7 +25,7 @@ _RECORDED = NotImplemented  # what tells the recorder to record the call
 def with_given_again(graph: fx.Graph, table: dict[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
     """A recorder's table of decompositions, with one for each of such calls, for the program of `graph`.
 
-    Where the program has hooks, it has none: AOTAutograd loses hooks of what is returned beside its input.
+    It has none if the program has hooks: AOTAutograd loses hooks of what is returned beside its input.
     """
     if any(map(takes_hook, graph.nodes)):
         return table

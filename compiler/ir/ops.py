@@ -238,7 +238,7 @@ OPS: dict[str, OpInfo] = {
         "normal_pdf", _normal_pdf, triton=_named("normal_pdf"), bounded=True,
         cpp=Cpp(formula="op_exp(a * a * like(a, -0.5)) * like(a, 0.39894228040143267794)"),
     ),
-    # Where 16 bits are stored, GPUs compute these instead.
+    # GPUs compute these instead if 16 bits are stored.
     "fast_exp": _fast(torch.exp, "op_exp(a)", gpu="function", triton=_named("fast_exp")),
     "fast_quotient": _fast(torch.div, "a / b", 2, gpu="function", triton=_named("fast_quotient")),
     "fast_reciprocal": _fast(torch.reciprocal, "1 / a", triton=_named("fast_reciprocal")),

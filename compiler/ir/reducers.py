@@ -6,8 +6,8 @@ reductions may be split over lanes and threads:
     sum      (x)        -> (total)             argmax  (x, position) -> (value, position)    NaN first, then lowest
     welford  (x)        -> (mean, m2, count)   softmax (x)           -> (max, sum of exp(x - max))     online softmax
 
-A reduction in two stages folds partial results. Where an element is a partial result over itself (a sum of sums, the
-first of several positions), that is the same reducer; the others have one for their states:
+A reduction in two stages folds partial results. The reducer is the same if an element is a partial result over
+itself (a sum of sums, the first of several positions); the others have one for their states:
 
     welford_states (mean, m2, count) -> (mean, m2, count)          softmax_states (max, sum) -> (max, sum)
 """

@@ -1,7 +1,7 @@
 """Calls that eager refuses: by a dim, an index into nothing, or a dtype without a kernel, though a formula exists.
 
 Tracing on metadata does not notice, so a kernel of ours would compute what eager does not. Such calls stay ATen's,
-which raises eager's error when the program runs. Where a later version of torch computes one, the call is merely kept.
+which raises eager's error when the program runs. If a later version of torch computes one, it is merely kept.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def sigmoid_by_exponent(node: fx.Node, edit: Editor) -> fx.Node | None:
 def softplus_by_exponent(node: fx.Node, edit: Editor) -> fx.Node | None:
     """tanh(log1p(exp(x)))  ->  tanh(softplus(x)), if no gradient is wanted; also tanh(log(exp(x) + 1)).
 
-    Where the exponent overflows, the logarithm is infinite, and softplus is not; the tanh of both is 1.
+    The logarithm is infinite if the exponent overflows, and softplus is not; the tanh of both is 1.
     """
     total = node.args[0]
     if sees(None, node, "aten.log"):

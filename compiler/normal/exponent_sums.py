@@ -192,8 +192,8 @@ def exponents_over_logarithm_and_sink(node: fx.Node, edit: Editor) -> fx.Node | 
 def exponents_over_sum_and_sink(node: fx.Node, edit: Editor) -> fx.Node | None:
     """exp(x - m) / (sum(exp(x - m), [-1], True) + exp(s - m))  ->  slice(softmax(cat([x, s], -1), -1), -1, 0, -1).
 
-    The division may follow a product with values. `m` is a maximum of `x`, or of it and something else. Where none is
-    subtracted, a positive number `a` in the place of `exp(s)` is a sink of ``log(a)``.
+    The division may follow a product with values. `m` is a maximum of `x`, or of it and something else. A positive
+    number `a` in the place of `exp(s)` is a sink of ``log(a)`` if none is subtracted.
     """
     dividend, divisor = quotient(node)
     values = None

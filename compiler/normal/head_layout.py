@@ -244,7 +244,7 @@ def merge_below_product(node: fx.Node, edit: Editor) -> fx.Node | None:
 def permute_below_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     """matmul(permute(p, order), v)  ->  permute(matmul(p, permute(v, back)), order), for probabilities `p`.
 
-    Where dims of the batch change places: blocks and heads, as block-wise attention writes them for `bmm`. Rows may
+    Dims of the batch change places: blocks and heads, as block-wise attention writes them for `bmm`. Rows may
     take the place of heads that share their values.
     """
     a, b = node.args

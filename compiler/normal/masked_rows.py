@@ -136,9 +136,9 @@ def empty_rows_last(node: fx.Node, edit: Editor) -> fx.Node | None:
 def nan_rows_of_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
     """matmul(nan_to_num(weights), v)  ->  where(isnan(o), sum(v * 0, [-2], True), o) with o = matmul(weights, v).
 
-    Also where(isnan(weights), 0, weights). Either all weights of a row are NaN, or none. Where `v` is NaN or infinite,
-    so is the sum of ``v * 0``, as eager's. In training, a row of NaN would give all of `v` a gradient of NaN: rows that
-    masks empty keep all keys instead, and `o` is 0 there.
+    Also where(isnan(weights), 0, weights). Either all weights of a row are NaN, or none. The sum of ``v * 0`` is
+    NaN if `v` is NaN or infinite, as eager's is. In training, a row of NaN would give all of `v` a gradient of NaN:
+    rows that masks empty keep all keys instead, and `o` is 0 there.
     """
     value = node.args[1]
     path = _path_to_cleared(node, node.args[0])

@@ -109,7 +109,7 @@ class Options:
             the same, too; masks are kept for the backward, what would draw others is declined, and graphs that draw
             are not captured as CUDA graphs.
         freezing: for inference: take weights as known while compiling. Batch normalization is folded into them, and
-            they are packed as kernels want them. Where weights change later, what follows from them is computed anew;
+            they are packed as kernels want them. What follows from weights that change later is computed anew;
             writes through ``.data``, which torch does not count, are not seen. Weights of few bits stay as small as
             they are: no product reads a constant with more bytes than the weights behind it.
         debug: keep every stage as text in the records that `regraft.coverage` collects: the graphs, the loop program,

@@ -5,7 +5,7 @@
     x, y = t[0:5], t[5:9]      x.add_(1); y + 1      the same
     x, y = t[0:5], t[3:8]      x.add_(1); y + 1      compiled, `t` of 9 elements; with `t` of 20 the same
 
-Where one of them is written, AOTAutograd makes one tensor of them, and of it the inputs again, at the offsets and of
+AOTAutograd makes one tensor of them if one of them is written, and of it the inputs again, at the offsets and of
 the sizes that it has seen. Dynamo guards that they overlap in some way, not in which; and nothing at all where they did
 not overlap. That holds for a buffer that a module writes, too, of which a caller gives a part
 (`module(module.state[0])`), and for a weight that it only reads, where the program writes to what it is given

@@ -4,7 +4,7 @@ product            its programs lead into the next kernel's        k0        usu
 k0: for j < 2048                                            ->     k1  waits, its programs are there already
 k1: for j < 64                                                     product waits, its weights are on their way
 
-Where a step takes microseconds, so do launches: what begins early has them behind it. The first kernel is launched in
+Launches take as long as a step of microseconds: what begins early has them behind it. The first kernel is launched in
 the usual way, so that whatever ran before the program has ended when any of its kernels begins, and what lies still
 while the program runs may be read at once.
 """

@@ -3,7 +3,7 @@
     for i: for j: t[768*i + j] = ...            for i: for j: t[j] = ...            (t: scratch of 768)
            for j: u[..] = f(t[768*i + j])   ->         for j: u[..] = f(t[j])
 
-Where the reading statement stands in the very loop body that stores, no memory is needed at all: the load becomes the
+No memory is needed at all if the reading statement stands in the very loop body that stores: the load becomes the
 value stored, and equal values are one node, computed once. Values in scratch, and values
 that vanish, are not rounded to 16 bits.
 """

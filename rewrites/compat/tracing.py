@@ -163,7 +163,7 @@ def fake_of(tensor: torch.Tensor, fake_mode: Any) -> torch.Tensor | None:
 def note_sources(placeholders: Sequence[fx.Node], inputs: Sequence[Any]) -> None:
     """Let the tracing context say of the base of a view what Dynamo's graph says: which input it is.
 
-    Where another input is a view of it, the last word is that it is the base of that one, whose sizes nobody has named:
+    Otherwise the last word on an input that another is a view of is that it is its base, whose sizes nobody has named:
     symbols of their own are made for it, and a guard on one of them (of a `chunk`, of a window) makes Dynamo fail.
     Other sources that differ from the graph's stay: that of a number as a tensor tells that it may change.
     """
@@ -306,7 +306,7 @@ def capture_function(
 ) -> tuple[fx.GraphModule, list[int]]:
     """The ATen graph of a function of tensors and constants, and the places of the operands that are its inputs.
 
-    Where sizes are `dynamic`, those of the dims in `fixed`, by the operand's place, are numbers nevertheless.
+    Sizes of the dims in `fixed`, by the operand's place, are numbers even if others are `dynamic`.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

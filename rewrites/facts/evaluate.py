@@ -163,7 +163,7 @@ def elements(fact: Fact, value: torch.Tensor) -> torch.Tensor:
 def example(fact: Fact, value: torch.Tensor) -> torch.Tensor | None:
     """The tensor that a fact describes, symbolic sizes at their example values; None where one has none, or it is huge.
 
-    Where `value` repeats its memory (expanded dims), so does the example.
+    The example repeats its memory if `value` does (expanded dims).
     """
     sizes, strides = ([hint(n) for n in part] for part in (value.shape, value.stride()))
     known = _hinted(fact)

@@ -66,8 +66,8 @@ _EACH = (
 def apart(text: str) -> str:
     """Assembly without sums of two 16-bit integers at once.
 
-    Where a constant is added and one half of the sum is used, ptxas (12.8 to 13.0) adds 0 to that. LLVM computes
-    indices that fit in 16 bits so.
+    To one half of a sum with a constant, if it is used alone, ptxas (12.8 to 13.0) adds 0. LLVM computes indices that
+    fit in 16 bits so.
     """
     return _PAIRS.sub(lambda found: _EACH.format(*found.groups()), text)
 

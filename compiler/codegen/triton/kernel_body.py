@@ -340,8 +340,8 @@ class BodyWriter:
     def _fewest_lanes(self) -> int:
         """The fewest lanes of a row that give each thread an element, so that Triton loads each element once.
 
-        Triton assumes that loads of fewer elements than threads are cheap. Where the result of such a block meets a
-        longer block, Triton repeats the load and the fold in the longer block's layout: every thread does all of it.
+        Triton assumes that loads of fewer elements than threads are cheap. If the result of such a block meets a longer
+        block, it repeats the load and the fold in the longer block's layout: every thread does all of it.
         """
         return THREADS * self._blocks.warps // int(self._values.rows.length if self._values.rows else 1)
 

@@ -2,7 +2,7 @@
 
     empty_strided_cpu((8192, 4096), ...)  ->  empty_large_cpu((8192, 4096), ...)    advised to use pages of 2 MiB
 
-Writing 128 MiB of fresh memory is three times faster so. Where the system has no such advice, nothing changes.
+Writing 128 MiB of fresh memory is three times faster so. Nothing changes if the system has no such advice.
 """
 
 from __future__ import annotations

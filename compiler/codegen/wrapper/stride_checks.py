@@ -5,8 +5,9 @@ so what it makes, is decided when it runs. Generated kernels compute addresses: 
 
     convolution(x, w)      told: channels last       made: contiguous       ->  copied once, to channels last
 
-Some operators take contiguous images only, which eager's functions around them see to. Where no kernel computes such a
-call (there is no Triton, or a kernel was refused), its operands are made contiguous: the graph may lay them otherwise.
+Some operators take contiguous images only, which eager's functions around them see to. The operands of such a
+call are made contiguous if no kernel computes it (there is no Triton, or a kernel was refused): the graph may lay them
+otherwise.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def assuming_iterations(numbers: Sequence[Number], variables: Sequence[Var] = ()
 def _count(extent: Index, raised: dict[Atom, Number], is_step: bool) -> Number:
     """How many iterations a loop has, at least 1: a size of its own where nothing follows of the sizes in it.
 
-    Where ``max(1, extent)`` is a stride, the extent stands in products, which have no order if they are multiplied out.
+    The extent of a stride ``max(1, extent)`` stands in products, which have no order if they are multiplied out.
     """
     if is_step and not any(_implied(extent, 1)):
         return Size(extent.digest.hex(), 1, None).index()

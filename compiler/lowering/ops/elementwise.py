@@ -96,7 +96,7 @@ def widened(value: Value, dtype: torch.dtype, common: torch.dtype) -> Value:
 
 
 def at_most(a: Value, limit: Operand) -> Value:
-    """The smaller; NaN where either is. Where both are zeros it is the limit, and `a` where the limit is a number."""
+    """The smaller; NaN if either is. Of two zeros it is the limit, or `a` if the limit is a number."""
     return _limited("minimum", a, limit)
 
 

@@ -235,8 +235,8 @@ def moments(
     Two passes where a row stays in cache (as accurate, and each pass vectorizes), one pass (Welford) elsewhere: of long
     rows, and on GPUs of those that lie scattered, as a channel's elements, since there several programs share a row.
 
-    Where a mean is to be `corrected`, two passes move it by the mean deviation from it, which is what rounding left of
-    it: as accurate as if it were summed in twice the precision, as eager does for batches.
+    Two passes move a mean that is to be `corrected` by the mean deviation from it, which is what rounding left of it:
+    as accurate as if it were summed in twice the precision, as eager does for batches.
     """
     dtype = dtype or compute_dtype(x.dtype)
     computed = lambda i: element(x, i, dtype)  # noqa: E731

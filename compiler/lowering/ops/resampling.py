@@ -4,7 +4,7 @@
     upsample_linear1d             ->   s = max(0.5 * (i + 0.5) - 0.5, 0);  j = min(int(s), 3)
                                        out[i] = x[j] * (1 - (s - j)) + x[min(j + 1, 3)] * (s - j)
 
-Where an output lies is computed in eager's steps and dtype, so that the same elements are taken. Gradients are
+The place of an output is computed in eager's steps and dtype, so that the same elements are taken. Gradients are
 gathered axis by axis where the sizes are known (`readers`), else scattered.
 """
 

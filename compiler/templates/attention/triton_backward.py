@@ -6,10 +6,10 @@
     programs by keys:      dv = sum over blocks of queries of p^T dout,   dk = the same of ds^T q
 
 The first launch writes what the second needs of a row: delta, and `shift` and `share` of p = 2^(f(s) + shift + share):
-minus the maximum, and minus the logarithm of the sum. Where scores are level (see `is_level`) and operands have 16
-bits, the shift is both.
+minus the maximum, and minus the logarithm of the sum. The shift is both if scores are level (see `is_level`) and
+operands have 16 bits.
 
-Where weights are dropped, `keep` is drawn again: p is `kept` times as large, delta over `kept`, and
+`keep` is drawn again if weights are dropped: p is `kept` times as large, delta over `kept`, and
 
     ds = p * (keep * dout v^T - delta) * f'(s);     dv = sum of (keep * p)^T dout
 

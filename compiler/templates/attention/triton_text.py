@@ -159,8 +159,8 @@ class AttentionText:
     def _order(self, blocks: int) -> str:
         """Write the program's lead iteration, give its block: blocks of a lead iteration one after the other.
 
-        Where blocks take more or less time (causal masks), those of many lead iterations take turns, so that the long
-        ones of all come first and little is left to wait for in the end; not of all, whose keys caches would not hold.
+        Blocks that take more or less time (causal masks) of many lead iterations take turns, so that the long ones of
+        all come first and little is left to wait for in the end; not of all, whose keys caches would not hold.
         """
         leads = math.prod(var.extent for var in self._a.lead)
         group = min(leads, max(_TURNS // blocks, 1))

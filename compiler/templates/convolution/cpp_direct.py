@@ -436,8 +436,8 @@ def direct_cpp(dtype: torch.dtype, lanes: int, columns: int) -> str:
     """The functions, to follow the preludes of `cpp`; ``KERNEL`` is the entry.
 
     It takes the images, the weight, the bias where there is one, and the result, each contiguous, then sizes: see
-    the module `direct`. Where whole tiles make up the `columns` of a group (channels of the result), there are no
-    others: compiling them all takes five times as long.
+    the module `direct`. There are whole tiles alone if they make up the `columns` of a group (channels of the
+    result): compiling them all takes five times as long.
     """
     widest = WIDEST[lanes]
     least = len(widest) if columns % len(widest) == 0 else 1

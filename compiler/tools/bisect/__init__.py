@@ -26,8 +26,8 @@ def bisect(
 ) -> Cause:
     """Find what causes a wrong result, a NaN or an error of a compiled program, by leaving out halves.
 
-    The program is compiled and run some 10 to 20 times, and left as it was. Where random numbers are drawn, give
-    ``{"rng": "eager"}``, so that they are eager's; in training that is the default.
+    The program is compiled and run some 10 to 20 times, and left as it was. Give ``{"rng": "eager"}`` if random
+    numbers are drawn, so that they are eager's; in training that is the default.
 
     Args:
         model: a module or function.

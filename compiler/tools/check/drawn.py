@@ -56,8 +56,8 @@ class DrawnExample:
     def ordinary(self, sample: Sample) -> bool:
         """Whether the rule must match: known sizes, within the ranges of the sample.
 
-        Without ranges: no size is zero, or so small that a tensor is like a scalar. Where sizes are symbolic, strides
-        are products of them: otherwise it is not known whether a `reshape` copies.
+        Without ranges: no size is zero, or so small that a tensor is like a scalar. Strides are products of sizes
+        if these are symbolic: otherwise it is not known whether a `reshape` copies.
         """
         if self.dtype not in DTYPES or (self.dynamic and any(look.layout in WITH_GAPS for look in self.looks.values())):
             return False

@@ -23,7 +23,7 @@ VALUES = {
 }  # fmt: skip
 NUMBERS = ("normal", "moderate", "finite")
 SINGULAR = ("huge", "extreme", "nan", "inf", "-inf")  # values at which derivatives are conventions, or overflow
-# Where functions have kinks, and their derivative is any number in between, or saturate, and it is all rounding.
+# Values at which functions have kinks, and their derivative is any number in between, or saturate: all rounding.
 KINKS = ("signed-zeros", "zeros", "ties", "large-row")
 _HUGE = 3000.0  # squares of it overflow in float16
 _SMALL = 2.0**-12  # beside 1, most digits of it are lost; float16 has it exactly
@@ -117,7 +117,7 @@ def _integers(
 ) -> torch.Tensor:
     """Small ones of both signs, zero among them; where extremes are asked for, the least and the greatest too.
 
-    Where signs are asked for, bytes are any.
+    Bytes are any if signs are asked for.
     """
     if dtype == torch.bool:
         return torch.randint(2, shape, generator=generator).to(dtype)

@@ -8,7 +8,7 @@ Sample(x=T("B N"), y=T("N"), eps=1e-5)
     another number    eps=0.0, -1e-5, 1
     an alternative    tags={"spelling": "where"}
 
-A rule may refuse any of them. Where it fires it must be right; what eager does not take is no program.
+A rule may refuse any of them. It must be right if it fires; what eager does not take is no program.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def roofline(report: KernelTimes) -> Roofline | None:
 def _names(dots: Sequence[Dot], roofs: Sequence[Roof]) -> list[Name]:
     """Names of dots, the slowest kernels first, where they cover no other name and no dot.
 
-    Where neither side of a dot has room, its name stands farther off, with a line to the dot.
+    The name of a dot that has room on neither side stands farther off, with a line to the dot.
     """
     taken = [_text_box(roof.label, roof.x, roof.y, at_start=False) for roof in roofs]
     named: list[Name] = []
