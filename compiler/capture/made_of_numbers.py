@@ -4,6 +4,7 @@
     torch.tensor([n, 1.0])      likewise for each
     torch.tensor(1e39)          ->    scalar_tensor(inf), where a number that changed is compiled as a constant
     torch.as_tensor(n)          ->    torch.tensor(n), and `asarray`, `FloatTensor` and its like
+    numpy.array([n])            likewise: NumPy's functions call `torch.as_tensor`
 
 Torch traces such a number as `scalar_tensor(n)`, which eager refuses where the dtype does not hold it. Tracing
 `torch.as_tensor` makes a constant of it, of 32 bits.
@@ -16,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ...rewrites import compat
 from ...rewrites.symbolic import SYMBOLIC
@@ -27,7 +29,25 @@ def as_made(target: Callable[..., Any]) -> Callable[..., Any]:
         return partial(_where_symbolic, target)
     if isinstance(target, type(torch.FloatTensor)) and target.is_cuda is False:
         return partial(_of_type, target)
+    if compat.is_numpy_call(target):
+        return partial(_by_numpy, target)
     return _tensor if target is compat.MADE_OF_NUMBERS else target
+
+
+class _AsMade(TorchFunctionMode):
+    """What functions of torch call within makes what they make in eager."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.full and isinstance(args[1], torch.Tensor):  # as NumPy's function calls it
+            return args[1].to(kwargs["dtype"]).expand(args[0]).clone(memory_format=torch.contiguous_format)
+        return as_made(func)(*args, **(kwargs or {}))
+
+
+def _by_numpy(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not any(isinstance(number, SYMBOLIC) for number in compat.tree_leaves((args, kwargs))):
+        return call(*args, **kwargs)
+    with _AsMade():
+        return call(*args, **kwargs)
 
 
 def _where_symbolic(make: Callable[..., Any], data: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,6 @@
 """Tensors of numbers that change from call to call: what the dtype does not hold is infinite, as in eager."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,6 +30,11 @@ def test_as_eager(name):
 WHOLE = {
     "tensor": torch.tensor, "as tensor": torch.as_tensor, "as array": torch.asarray,
     "list": lambda n: torch.as_tensor([n, 1.0]), "type": lambda n: torch.DoubleTensor([n]),
+    "array": lambda n: torch.from_numpy(np.array([[n, 1], [2, n]])),
+    "floats": lambda n: torch.from_numpy(np.array([n, 0.5])),
+    "most": lambda n: torch.from_numpy(np.maximum(np.arange(3), n)), "full": lambda n: torch.from_numpy(np.full(3, n)),
+    "sum": lambda n: torch.from_numpy(np.sum([n, 2]) + np.arange(2)),
+    "number": lambda n: torch.from_numpy(np.int64(n) + np.arange(2)),
 }  # fmt: skip
 
 
