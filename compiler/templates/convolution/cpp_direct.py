@@ -307,7 +307,7 @@ static void compute(const Call* call, i64 begin, i64 end) {
   const i64 places = job.places(), turned = d->turned, count = job.depth * job.columns * places;
   const i64 wk = turned ? places : job.depth * places, wc = turned ? job.columns * places : places;
   const i64 block = h->length * w->length;
-  alignas(64) f32 sums[MOST * W];
+  alignas(64) f32 sums[(MOST + 1) * W];  // `write` may load a vector that begins at the last
   for (i64 unit = begin; unit < end; ++unit) {
     i64 rest = unit;
     const i64 row = rest % job.tiles, chunk = (rest /= job.tiles) % job.chunks;
