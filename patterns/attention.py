@@ -41,6 +41,7 @@ from .attention_guards import (
     weights_are_used,
 )  # fmt: skip
 from .attention_kernels import CPU_KERNELS, MATH_KERNEL, WEIGHTS_KERNEL
+from .attention_overlooked import overlooked_attentions
 from .attention_samples import REFUSED, SAMPLES, WEIGHTS_REFUSED, WEIGHTS_SAMPLES
 from .hidden_rows import absorbing, bias_comes_last, selects, sums_lose_digits
 
@@ -119,6 +120,7 @@ def _weights(  # noqa: PLR0913 - the parts of an attention
     samples=(*SAMPLES, *REFUSED),
     guards=_GUARDS,
     derived=_DERIVED,
+    overlooked=overlooked_attentions,
     **_DECLARED,
 )
 def sdpa(  # noqa: PLR0913 - the parts of an attention

@@ -14,6 +14,7 @@ ADVICE = {
     "not as a gate, sigmoid(logsumexp(scores) - sink)",
     "inner-value-escapes: amax": "subtract no maximum from scores whose exponents are divided by their sum and a "
     "number, or divide by the sum alone (softmax)",
+    "weights-differ": "change scores before the softmax, or the result after the product",
     "fill-not-a-mask": "fill with -inf or torch.finfo(dtype).min, and add a bias before the fill",
     "mask-shape": "give the mask the rows and columns of the scores, or 1",
     "bias-not-floating": "make it a floating tensor before it is added; a mask of flags belongs into masked_fill",

@@ -359,6 +359,7 @@ class _Run:
     def _tell_near_misses(self) -> None:
         by_name = {rule.name: rule for rule in self.rules}
         told: set[tuple[str, fx.Node]] = set()
+        recorded: dict[str, set[fx.Node]] = {}
         for (name, node), failure in self.refused.items():
             family, explained = by_name[name].family, name in self.explained
             if not explained and (family, node) in told:
@@ -373,7 +374,9 @@ class _Run:
             if self.drawing is not None and not compat.is_erased(node):
                 self.drawing.note_near_miss(node, len(self.record.near_misses))
             self.record.near_misses.append(miss)
+            recorded.setdefault(family, set()).add(node)
         self.record.near_misses.extend(self.forestalled.values())
+        self._tell_overlooked(recorded)
         present = {op_name(n) for n in self.mirror.graph.nodes}
         unseen = [r for r in self.rules if not r.required <= present and not self.applied[r.name]]
         told_more = {miss.rule for miss in self.record.near_misses if miss.is_telling}
@@ -388,6 +391,17 @@ class _Run:
             silent = rule.name in self.explained and rule.name not in told_of and not self.applied[rule.name]
             if silent and not rule.roots & present:
                 self.record.near_misses.append(_absent(rule, rule.roots, takers))
+
+    def _tell_overlooked(self, recorded: Mapping[str, set[fx.Node]]) -> None:
+        """Record places where one expects a match of a rule, and where nothing has been told of its family."""
+        for rule in self.rules:
+            if rule.overlooked is None:
+                continue
+            family = {r.name for r in self.rules if r.family == rule.family}
+            told = {node for name, node in self.settled if name in family} | recorded.get(rule.family, set())
+            for node, reason in rule.overlooked(self.mirror.graph):
+                if node not in told and "regraft_rule" not in node.meta:
+                    self.record.near_misses.append(_near_miss(rule, node, MatchFailure(1, reason, node), ""))
 
 
 def _example(node: fx.Node) -> Any:

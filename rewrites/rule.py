@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
+from torch import fx
 
 from .binding import Binding
 from .dims import DimSpec
@@ -73,6 +74,8 @@ class Numerics:
 
 EXACT = Numerics(exact=True)
 ROUNDING = Numerics()
+
+Overlooked = Callable[[fx.Graph], Iterable[tuple[fx.Node, Reason]]]
 
 PLAIN = frozenset(
     f"aten.{name}"
@@ -149,6 +152,7 @@ class Rule:
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
     dtypes: Collection[torch.dtype] = ()
+    overlooked: Overlooked | None = None
 
     @property
     def doc(self) -> str:
@@ -279,6 +283,7 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
     advice: Mapping[str, str] | None = None,
     spell: Spell = as_recorded,
     dtypes: Collection[torch.dtype] = (),
+    overlooked: Overlooked | None = None,
 ) -> Callable[[Callable[..., Any]], Rule]:
     """Declare a rule; decorates the pattern function and gives the `Rule`.
 
@@ -299,6 +304,7 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
         advice: how to change a program, by a near miss's code, by the operator found instead, or ``"code: operator"``.
         spell: brings the pattern into normal form.
         dtypes: if given, the rule is only tried in graphs with a tensor of one of them.
+        overlooked: places of a graph where one expects a match, and why there is none: told where nothing else is.
 
     Raises:
         PatternError: the declaration is wrong; the message says how to correct it.
@@ -310,15 +316,13 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
         _require_values(name, {"stage": (stage, Stage), "nan": (nan, NanPolicy), "escapes": (escapes, Escapes)})
         _require_given(name, samples, parameters, numbers, dims or {})
         outputs = _outputs(Declaration(name, pattern, variables, tuple(samples), _recorded(pattern, variables)), spell)
-        rule = Rule(
+        return _claim(Rule(
             name=name, family=family, stage=stage, pattern=pattern, variables=variables, outputs=outputs,
             candidates=_candidates(name, replacement, parameters, tuple(derived or {})), tags=_tags(outputs),
             guards=tuple(_guard(name, g, parameters) for g in guards), advice=dict(advice or {}), dtypes=dtypes,
-            dims={n: DimSpec.parse(d) for n, d in (dims or {}).items()}, derived=dict(derived or {}),
-            numerics=numerics, nan=nan, escapes=escapes, samples=tuple(samples), profitable=profitable,
-        )  # fmt: skip
-        _require_whole(rule)
-        return _claim(rule)
+            dims={n: DimSpec.parse(d) for n, d in (dims or {}).items()}, derived=dict(derived or {}), numerics=numerics,
+            nan=nan, escapes=escapes, samples=tuple(samples), profitable=profitable, overlooked=overlooked,
+        ))  # fmt: skip
 
     return declare
 
@@ -344,6 +348,7 @@ def _tags(outputs: Sequence[Any]) -> dict[str, tuple[str, ...]]:
 
 def _claim(rule: Rule) -> Rule:
     """Register a rule under its name; declaring the same pattern again (a module run twice) replaces it."""
+    _require_whole(rule)
     other = _declared.get(rule.name)
     if other is not None and source_text(other.pattern) != source_text(rule.pattern):
         raise PatternError(f"rule {rule.name!r} is declared already, in {other.pattern.__module__}: names are unique")

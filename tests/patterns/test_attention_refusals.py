@@ -38,6 +38,29 @@ def test_scores_that_are_no_product(name: str) -> None:
     assert miss.expected.endswith("matmul") and miss.found.split(":")[0] in ("pow", "cosine_similarity")
 
 
+def weights(q, k):
+    return (q @ k.mT).softmax(-1)
+
+
+CHANGED_WEIGHTS = {
+    "where": lambda q, k, v: torch.where((w := weights(q, k)) > 0.1, w, 0.0) @ v,
+    "pow": lambda q, k, v: (weights(q, k) ** 2) @ v,
+    "cumsum": lambda q, k, v: weights(q, k).cumsum(-1) @ v,
+    "add": lambda q, k, v: ((w := weights(q, k) + 1e-6) / w.sum(-2, keepdim=True)) @ v,
+    "softmax": lambda q, k, v: torch.sigmoid(q @ k.mT) @ v,
+    "exponents": lambda q, k, v: (q @ k.mT - 3).exp() @ v,
+}
+
+
+@pytest.mark.parametrize("name", CHANGED_WEIGHTS)
+def test_weights_that_are_no_softmax(name: str) -> None:
+    """What happens to the weights is told, although no operator but the last product matches."""
+    found = rewritten(CHANGED_WEIGHTS[name], qkv())
+    (miss,) = (miss for miss in found.record.near_misses if miss.family == "attention")
+    assert miss.code == "weights-differ" and name in f"{miss.expected} {miss.message}"
+    assert not found.count() and rewritten(CHANGED_WEIGHTS[name], qkv(), rules=[]).record.near_misses == []
+
+
 def test_nobody_wants_the_weights() -> None:
     found = rewritten(lambda q, k, v: attend(q @ k.mT, v), qkv(), rules=[sdpa_with_weights], near_miss_depth=0)
     assert "weights-unused" in found.codes
