@@ -2,7 +2,7 @@
 
     python benchmarks/training.py --models opt,unet --kinds infer,train --size small --jobs 6
 
-Models are those of `training_models`, any type of `transformers` as ``hf:TYPE`` (``hf:hubert@32000``: 32,000 samples of
+Models are those of `training_models` and `user_data`, any type of `transformers` as ``hf:TYPE`` (``hf:hubert@32000``: 32,000 samples of
 sound), and ``timm:NAME``, with random weights. Inference runs in bfloat16, training (forward and backward) under
 autocast to it; backends run in the mode ``reduce-overhead``. Each process compiles with empty caches and warms up,
 `--jobs` of them at a time; then, with nothing else running, a model's processes take turns of a few steps. Printed for
@@ -30,6 +30,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+import user_data  # noqa: F401 - enters its models, and those of `user_images`
 from training_models import MODELS, built
 
 import regraft
