@@ -62,6 +62,7 @@ from .passes.recompute_softmax import recompute_log_softmax, recompute_softmax
 from .passes.registry import Condition, Context, Pass
 from .passes.relu_masks import keep_relu_masks
 from .passes.results_apart import keep_results_apart
+from .passes.save_copies import save_copies
 from .passes.scalars_to_device import move_scalars_to_device
 from .passes.sdpa_backward_layout import lay_out_sdpa_gradients
 from .passes.sdpa_four_dims import sdpa_in_four_dims
@@ -323,6 +324,9 @@ JOINT = (
     _attention(_fuse_attention_training, TRAINING, ON_CUDA),
     # What an attention's kernel has replaced is gone by now.
     _simple("recompute_softmax", recompute_softmax, TRAINING),
+    # Last, since others compute tables from what they are made of.
+    _simple("constants_on_device", keep_constants_on_device, TRAINING, ON_CUDA),
+    _simple("save_copies", save_copies, TRAINING, ON_CUDA),
     _simple("results_apart", keep_results_apart, TRAINING),
     _simple("conjugate_gradients", conjugate_gradients, TRAINING, required=True),
 )  # fmt: skip
