@@ -2,13 +2,13 @@
 
     python benchmarks/training.py --models opt,unet --kinds infer,train --size small --jobs 6
 
-Models are those of `training_models` and `user_data`, any type of `transformers` as ``hf:TYPE`` (``hf:hubert@32000``: 32,000 samples of
-sound), and ``timm:NAME``, with random weights. Inference runs in bfloat16, training (forward and backward) under
-autocast to it; backends run in the mode ``reduce-overhead``. Each process compiles with empty caches and warms up,
-`--jobs` of them at a time; then, with nothing else running, a model's processes take turns of a few steps. Printed for
-each: median ms of a step, speed over the first backend, seconds of the first call, peak memory of all calls, the
-relative error of the first result against eager's (inference), and why regraft captured no CUDA graph. `--profile N`
-adds the N kernels that took longest.
+Models are those of `training_models` and `user_data`, any type of `transformers` as ``hf:TYPE``
+(``hf:hubert@32000``: 32,000 samples of sound), and ``timm:NAME``, with random weights. Inference runs in bfloat16,
+training (forward and backward) under autocast to it; backends run in the mode ``reduce-overhead``. Each process
+compiles with empty caches and warms up, `--jobs` of them at a time; then, with nothing else running, a model's
+processes take turns of a few steps. Printed for each: median ms of a step, speed over the first backend, seconds of the
+first call, peak memory of all calls, the relative error of the first result against eager's (inference), and why
+regraft captured no CUDA graph. `--profile N` adds the N kernels that took longest.
 """
 
 from __future__ import annotations
