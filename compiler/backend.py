@@ -330,7 +330,7 @@ class Compilation:
             parts = self._in_parts(error) if captured.fallback is None else None
             if parts is not None:
                 return parts
-            if self._faults.lets_through(error):
+            if self._faults.is_signal(error):
                 raise
             if captured.fallback is not None:
                 return self._undifferentiated(captured, error)
@@ -358,7 +358,7 @@ class Compilation:
         try:
             compiled = differentiate(written.graph_module, written.example_inputs, self._compile_graph)
         except Exception as without:
-            if isinstance(without, PassFailedError) or self._faults.lets_through(without):
+            if isinstance(without, PassFailedError) or self._faults.is_signal(without):
                 raise
             return self._undifferentiated(written, without)
         what, outcome = "compiling the rewritten program", "the program runs as it was written"

@@ -202,19 +202,21 @@ def test_a_program_that_our_faults_break_runs_as_it_was_written(monkeypatch):
         out = torch.compile(model, backend="regraft", options={"profit": "always", "rules": "sdpa"})(x)
     torch.testing.assert_close(out, model(x))
     assert [f.code for f in cov.faults] == ["differentiate-failed"] and cov.count("sdpa") == 0
+    seen.clear()
+    with torch.no_grad(), pytest.raises(Exception, match="planted"):
+        torch.compile(model, backend="regraft", options={"profit": "always", "strict": True})(x + 1)
 
 
-def test_what_fails_as_it_was_written_is_no_fault_of_ours(monkeypatch, caplog):
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_fails_as_it_was_written_is_no_fault_of_ours(strict, monkeypatch, caplog):
     def failing(*args, **kwargs):
         raise RuntimeError("the program itself is wrong")
 
     monkeypatch.setattr(backend_module, "differentiate", failing)
     with regraft.coverage() as cov, caplog.at_level(logging.WARNING, "regraft"):
-        result = torch.compile(torch.sin, backend="regraft")(torch.ones(3))
+        result = torch.compile(torch.sin, backend="regraft", options={"strict": strict})(torch.ones(3))
     assert torch.equal(result, torch.ones(3).sin()) and not caplog.records
     assert [f.code for f in cov.fallbacks] == ["not-differentiated"] and not cov.faults
-    with pytest.raises(Exception, match="itself is wrong"):
-        torch.compile(torch.cos, backend="regraft", options={"strict": True})(torch.ones(3))
 
 
 class PaddedByABuffer(nn.Module):
