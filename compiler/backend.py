@@ -63,7 +63,7 @@ from .options.rules import resolve_rules
 from .passes.align_rows import strides_of_outputs, take_strides
 from .passes.containment import Containment, PassFailedError
 from .pipeline import refuse_unknown
-from .runtime.as_written import refused_mode, relying
+from .runtime.as_written import no_gradients, refused_mode, relying
 from .runtime.calls import Boxed, as_backward, as_calls, as_forward, as_saved, default_dtype, of_plain_tensors, restored
 from .runtime.cudagraphs.graphs import CudaGraphs, drop_captures
 from .runtime.cudagraphs.host import Split, split_host
@@ -179,7 +179,8 @@ class Compilation:
                 compiled = twice_differentiable(self._contained.run(self._run), gm, inputs, self.record)
             if lying is None:
                 return compiled
-            return relying(compiled, gm, [*forms_of_gradients(gm, inputs), *lying.reliances()], self.record)
+            reliances = [*no_gradients(gm, inputs), *forms_of_gradients(gm, inputs), *lying.reliances()]
+            return relying(compiled, gm, reliances, self.record)
         except Exception as error:  # outside of all passes
             if self._faults.lets_through(error):
                 raise  # as it is: it may be for the user

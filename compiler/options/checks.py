@@ -23,7 +23,7 @@ def _hints(kind: Hashable) -> Mapping[str, Any]:
 
 
 def check_kind(name: str, value: Any, kind: Any) -> None:
-    """Options of a few words have one of these, those that are switched on and off are bools, numbers are positive.
+    """Options of a few words have one of these, switches are bools, counts are positive, shares between 0 and 1.
 
     Raises:
         OptionError: they are not.
@@ -34,8 +34,8 @@ def check_kind(name: str, value: Any, kind: Any) -> None:
         raise OptionError(f"option {name!r} must be True or False, not {value!r}")
     if kind is int and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise OptionError(f"option {name!r} must be a positive integer, not {value!r}")
-    if kind is float and (not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= 0):
-        raise OptionError(f"option {name!r} must be a number from 0 on, not {value!r}")
+    if kind is float and (not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1):
+        raise OptionError(f"option {name!r} must be a number between 0 and 1, not {value!r}")
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:

@@ -154,8 +154,6 @@ class Options:
     def __post_init__(self) -> None:
         for name, kind in hints(type(self)).items():
             check_kind(name, getattr(self, name), kind)
-        if self.memory_budget > 1:
-            raise OptionError(f"option 'memory_budget' must be a share between 0 and 1, not {self.memory_budget!r}")
         if not isinstance(self.without, tuple) or not all(isinstance(name, str) for name in self.without):
             raise OptionError(f"option 'without' must be a tuple of names, not {self.without!r}")
         if self.rules is not None and not isinstance(self.rules, tuple):

@@ -58,7 +58,7 @@ def _choices(hint: Any) -> tuple[Any, ...]:
     if get_origin(hint) is Literal:
         return get_args(hint)
     names: dict[Any, tuple[Any, ...]] = {tuple[str, ...]: ("a tuple of names",)}
-    known = names | {bool: (False, True), int: ("a positive integer",), float: ("a number from 0 on",)}
+    known = names | {bool: (False, True), int: ("a positive integer",), float: ("a number between 0 and 1",)}
     return known.get(hint, ("None", "a tuple of rules, rule sets and names"))
 
 

@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
+from ...rewrites.compat import SET_GRAD_MODE
 from ...rewrites.compat.dispatch import forward_ad_active, functionalizing
 from ...rewrites.compat.guards import has_negative_zeros
-from ...rewrites.compat.tensors import is_fake
+from ...rewrites.compat.tensors import is_fake, requires_grad
 from ...rewrites.record import Fallback, GraphRecord
 
 _Check = Callable[[Sequence[Any]], bool]
@@ -66,6 +68,20 @@ def relying(
 
 def _both(a: _Check, b: _Check) -> _Check:
     return lambda inputs: a(inputs) and b(inputs)
+
+
+def no_gradients(program: fx.GraphModule, inputs: Sequence[Any]) -> list[Reliance]:
+    """Inference mode of a program for which gradients can be computed: it enables them itself, or its caller does.
+
+    Nothing has a gradient in that mode, even where grad mode is on. Dynamo leaves it to compile, so that AOTAutograd
+    saves tensors for a backward; what inference mode has made cannot be saved.
+    """
+    modes = program.graph.find_nodes(op="call_function", target=SET_GRAD_MODE)
+    enabled = torch.is_grad_enabled() or any(node.args[0] is True for node in modes)
+    if not enabled or not any(map(requires_grad, inputs)):
+        return []
+    why = "gradients are enabled in inference mode, which has none"
+    return [Reliance(lambda _: not torch.is_inference_mode_enabled(), "inference-mode", why)]
 
 
 def refused_mode(program: fx.GraphModule, inputs: Sequence[Any]) -> tuple[str, str] | None:

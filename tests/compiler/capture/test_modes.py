@@ -74,6 +74,32 @@ def test_views_made_in_inference_mode_of_what_was_made_outside():
         assert torch.equal(found, expected) and found.requires_grad == expected.requires_grad
 
 
+@pytest.mark.parametrize("around", [torch.no_grad, torch.enable_grad])
+def test_nothing_has_a_gradient_in_inference_mode(around):
+    """What is compiled there is compiled anew outside, where it has one."""
+
+    def program(x):
+        with torch.enable_grad():
+            y = layer(x)
+        with torch.no_grad():
+            z = (y * 2).sum()
+            return y, y.tanh() @ x, z
+
+    torch.compiler.reset()
+    layer = nn.Linear(4, 4)
+    compiled = torch.compile(program, backend="regraft", options={"strict": True})
+    for given in (X, X.clone().requires_grad_()):
+        for inference in (True, False):
+            for run in (compiled, compiled, program):
+                with torch.inference_mode(inference), around():
+                    made = run(given * 1)
+                facts = [(y.requires_grad, y.is_inference()) for y in made]
+                if run is not program:
+                    results, told = made, facts
+            assert told == facts
+            torch.testing.assert_close(results, made)
+
+
 def test_inference_tensors():
     with torch.inference_mode():
         made = torch.randn(4, 4)

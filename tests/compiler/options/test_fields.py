@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 
-from regraft.compiler.options import OptionError, Options
+from regraft.compiler.options import OptionError, Options, list_options
 
 
 def test_defaults():
@@ -80,8 +80,10 @@ def test_direct_construction_is_checked_too():
         with pytest.raises(OptionError, match="positive integer"):
             Options(cudagraph_limit=limit)
     for share in (-0.1, 1.5, True, "half"):
-        with pytest.raises(OptionError, match="memory_budget"):
+        with pytest.raises(OptionError, match="memory_budget") as raised:
             Options(memory_budget=share)
+        (listed,) = list_options()["memory_budget"].values
+        assert listed in str(raised.value)
 
 
 @dataclass
