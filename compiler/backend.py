@@ -31,7 +31,7 @@ from ..rewrites.compat import (
 )
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import keep_saved, places, tell_strides
-from ..rewrites.compat.dynamo import allow_lookups_at_once, leave_to_python, on_reset
+from ..rewrites.compat.dynamo import allow_lookups_at_once, forget_fixed_floats, leave_to_python, on_reset
 from ..rewrites.compat.guards import guard_the_rest
 from ..rewrites.compat.logs import code_is_logged, log_code
 from ..rewrites.compat.memory import guard_float32_precision
@@ -177,6 +177,7 @@ class Compilation:
             lying = Lying.of(gm, inputs) if watched else None
             with left_out(self.options.without):
                 compiled = twice_differentiable(self._contained.run(self._run), gm, inputs, self.record)
+            self._contained.do(forget_fixed_floats)
             if lying is None:
                 return compiled
             reliances = [*no_gradients(gm, inputs), *forms_of_gradients(gm, inputs), *lying.reliances()]

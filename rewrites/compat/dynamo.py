@@ -136,6 +136,18 @@ def leave_to_python(message: str) -> NoReturn:
     raise SkipFrame(message)
 
 
+def forget_fixed_floats() -> None:
+    """Have Dynamo treat the floats of further programs as numbers that change.
+
+    Where AOTAutograd could not keep a float symbolic, Dynamo traces the program again with its value, and from then on
+    takes floats with this name for constants, in all programs: it compiles them anew for each value, and writes 0.0 for
+    -0.0.
+    """
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    TensorifyState.clear()
+
+
 _BROADCASTS = frozenset(("infer_size", "_broadcast_shapes", "_broadcast_in_dim_meta"))  # functions of torch
 
 

@@ -8,6 +8,8 @@ from support.thorough import one_row_in, takes_turns
 from support.versions import not_in_old_torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import regraft
+
 CALLS = {
     "add": lambda x, y, n: torch.add(x, y, alpha=n),
     "sub": lambda x, y, n: torch.sub(x, y, alpha=-n),
@@ -167,6 +169,32 @@ def test_zeros_of_both_signs(zeros):
         found, expected = (f(x, n, {"numbers": [n]}) for f in (compiled, call))
         for a, b in zip(found, expected, strict=True):
             assert torch.equal(a.signbit(), b.signbit()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _chosen(x, n):
+    """Python asks for the number, which is a constant then."""
+    return (x * n if n == 0 else x + n), torch.full_like(x, n)
+
+
+def test_zeros_of_both_signs_that_python_asks_for():
+    torch._dynamo.reset()
+    compiled, x = torch.compile(_chosen, backend="regraft"), torch.linspace(-1, 1, 20)
+    for n in (1.5, 2.5, 0.0, -0.0, 3.5, -0.0, 0.0):
+        for a, b in zip(compiled(x, n), _chosen(x, n), strict=True):
+            assert torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
+
+
+def test_a_constant_of_one_program_changes_in_another():
+    """Dynamo keeps the names of floats that it has fixed."""
+    torch._dynamo.reset()
+    x = torch.linspace(-1, 1, 20)
+    for n in (1.5, 2.5, 0.0):
+        torch.compile(_chosen, backend="regraft")(x, n)
+    with regraft.coverage() as found:
+        compiled = torch.compile(lambda x, n: x * n + torch.full_like(x, n), backend="regraft")
+        for n in (1.5, 2.5, 3.5, 4.5):
+            torch.testing.assert_close(compiled(x, n), x * n + n)
+    assert len(found.graphs) == 2
 
 
 OPTIMIZERS = {
