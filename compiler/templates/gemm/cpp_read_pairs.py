@@ -125,8 +125,11 @@ class ReadsPairs(GemmCpp):
 
     def _convert(self, how: WeightReading, partly: bool) -> None:
         self._values.vectors = Vectors(how.step, _LANES, 2, frozenset({how.step}))
-        halves = list[list[str]]()
+        halves, left = list[list[str]](), how.step.extent % WORDS
         for copy in range(2):
+            if partly and 0 < left <= copy * _LANES:  # not even what all of these words share is there
+                halves.append(["X{}"] * len(how.values))
+                continue
             mask = self._w.define("V<i32, W>", f"first<W>(EXTENT - k - {copy * _LANES})") if partly else None
             with self._values.masked(mask):
                 vectors = [self._values.vector(value, copy) for value in how.values]

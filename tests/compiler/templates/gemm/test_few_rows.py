@@ -232,6 +232,16 @@ def test_groups_of_any_size(rows: int, size: int) -> None:
     weights_read(in_groups(size), given)
 
 
+def test_no_scale_is_read_behind_the_last_group() -> None:
+    """Of the last 32 words of a column, 16 share a scale: there is none for the others."""
+    given = [random(6, 96, dtype=BF16), random(40, 48, dtype=torch.uint8), random(40, 3, dtype=BF16)]
+    made, _ = fused(in_groups(32), given)
+    (kernel,) = [node.target for node in made.graph.nodes if isinstance(node.target, TemplateKernel)]
+    if lanes() == 16:
+        last = kernel.source[kernel.source.index("const auto last") :].partition("deep_pairs<ROWS")[0]
+        assert "(k + 16)" not in last
+
+
 @one_row_in(2)
 @pytest.mark.parametrize("rows", [1, 6])
 @pytest.mark.parametrize("name", ["halves of bytes", "halves in groups", "scaled", "groups"])
