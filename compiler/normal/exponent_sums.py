@@ -156,6 +156,8 @@ def sum_beside_sink(node: fx.Node, edit: Editor) -> fx.Node | None:
         total, sink = difference(node, gate.args[0])
         if total is None or sink is None or not sees(node, weights, "aten.softmax") or weights.args[1:] != (-1,):
             continue
+        if sees(node, sink, "aten.logsumexp"):  # of other keys, whose attention is added: see `softmax_parts.py`
+            continue
         x, over = weights.args[0], reduction(node, total, "aten.logsumexp")
         if over is not None and over[1] == rank(x) - 1 and same_value(over[0], x) and _is_one_column(sink, x):
             return _beside(edit, node, x, sink, values)

@@ -21,7 +21,7 @@ from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, 
 from ...rewrites.respell import Respelling, respelling
 from ...rewrites.symbolic import known_equal, same_shape
 from . import builders
-from .analysis import CASTS, Factor, holds_product, holds_softmax, is_float, last, like
+from .analysis import CASTS, Factor, holds_product, holds_softmax, is_float, is_literal, last, like
 from .scale import scale_of
 
 aten = torch.ops.aten
@@ -54,6 +54,32 @@ def columns_joined(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 @respelling("aten.cat")
+def choices_side_by_side(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """cat([where(a, s1, f), where(b, s2, f)], -1)  ->  where(cat([a, b], -1), cat([s1, s2], -1), f), for scores."""
+    parts = node.args[0]
+    if node.args[1:] != (-1,) or len(parts) < 2 or not all(_is_masked(node, p) for p in parts):
+        return None
+    if len({p.args[2] for p in parts}) > 1 or not all(like(p, p.args[1]) for p in parts):
+        return None
+    keeps = []
+    for part in parts:
+        missing = rank(node) - rank(part.args[0])
+        sizes = [1] * missing + list(shape(part.args[0]))
+        keeps.append(builders.expand(edit, node, part.args[0], [*sizes[:-1], shape(part)[-1]]))
+    if not all(same_shape(shape(k)[:-1], shape(keeps[0])[:-1]) for k in keeps):
+        keeps = [builders.expand(edit, node, k, shape(p)) for k, p in zip(keeps, parts, strict=True)]
+    scores = edit.call(aten.cat.default, [p.args[1] for p in parts], -1)
+    return edit.call(aten.where.ScalarOther, edit.call(aten.cat.default, keeps, -1), scores, parts[0].args[2])
+
+
+def _is_masked(user: fx.Node, part: Any) -> bool:
+    """Whether a value is scores with a number in the place of some."""
+    if not sees(user, part, "aten.where") or part.target is not aten.where.ScalarOther:
+        return False
+    return is_literal(part.args[2]) and rank(part.args[0]) > 0 and holds_product(part.args[1])
+
+
+@respelling("aten.cat")
 def keys_side_by_side(node: fx.Node, edit: Editor) -> fx.Node | None:
     """cat([q @ k1 * s + m1, q @ k2 * s], -1)  ->  add(mul(matmul(q, cat([k1, k2])), s), cat([m1, zeros]))."""
     if node.args[1:] != (-1,) or len(node.args[0]) < 2:
@@ -69,6 +95,33 @@ def keys_side_by_side(node: fx.Node, edit: Editor) -> fx.Node | None:
         joined = builders.scaled(edit, joined, first.scale)
     biases = _biases(node, edit, [p for p in parts if p is not None])
     return joined if biases is None else edit.call(aten.add.Tensor, joined, biases)
+
+
+@respelling("aten.cat")
+def adjoining_parts(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """cat([slice(x, d, 0, n), slice(x, d, n, END)], d)  ->  x; also of parts that are permuted alike."""
+    parts, dim = list(node.args[0]), arguments(node).get("dim", 0)
+    order = list(range(rank(node)))
+    if all(sees(node, p, "aten.permute") for p in parts):
+        order = list(parts[0].args[1])
+        if any(list(p.args[1]) != order for p in parts):
+            return None
+        parts = [p.args[0] for p in parts]
+    if not parts or rank(node) == 0 or not all(sees(node, p, "aten.slice") for p in parts):
+        return None
+    x, end, inner = parts[0].args[0], 0, order[dim] % rank(node)
+    for part in parts:
+        values = arguments(part)
+        size = shape(x)[inner]
+        start = _bound(values["start"], size, 0)
+        if part.args[0] is not x or values["dim"] % rank(node) != inner or values["step"] != 1:
+            return None
+        if not known_equal(start, end) or not known_equal(
+            _bound(values["end"], size, size) - start, shape(part)[inner]
+        ):
+            return None
+        end = end + shape(part)[inner]
+    return builders.permute(edit, node, x, order) if known_equal(end, shape(x)[inner]) else None
 
 
 def _read_scores(user: fx.Node, edit: Editor, node: Any) -> _Scores | None:
@@ -257,7 +310,7 @@ def summed_products(node: fx.Node, edit: Editor) -> fx.Node | None:
     """q1 @ k1 * s1 + q2 @ k2 * s2  ->  cat([q1 * s1, q2 * s2]) @ cat([k1, k2]), if few sums share the products."""
     terms = _terms(node, node)
     found = [_read_scores(node, edit, t) if _is_of_few_sums(t) else None for t in terms]
-    if len(found) < 2 or any(f is None or f.bias is not None or holds_softmax(f.query) for f in found):
+    if len(found) < 2 or any(f is None or f.bias is not None or _are_weights(f.query) for f in found):
         return None
     parts = [f for f in found if f is not None]
     batch, rows, columns = shape(node)[:-2], shape(node)[-2], shape(node)[-1]
@@ -266,6 +319,11 @@ def summed_products(node: fx.Node, edit: Editor) -> fx.Node | None:
     keys = [builders.expand(edit, node, p.key_t, [*batch, shape(p.key_t)[-2], columns]) for p in parts]
     query, key_t = edit.call(aten.cat.default, queries, -1), edit.call(aten.cat.default, keys, -2)
     return edit.call(aten.matmul.default, query, key_t)
+
+
+def _are_weights(node: fx.Node) -> bool:
+    """Whether a value is probabilities, or exponents that become some: their sums are those of weights."""
+    return holds_softmax(node) or op_name(node) == "aten.exp"
 
 
 def _is_of_few_sums(term: Any) -> bool:
@@ -290,6 +348,6 @@ def factor_of_heads(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 JOINS: tuple[Respelling, ...] = (
-    columns_joined, keys_side_by_side, part_of_weights, parts_of_weights, sink_dropped, summed_products,
-    factor_of_heads,
+    columns_joined, adjoining_parts, choices_side_by_side, keys_side_by_side, part_of_weights, parts_of_weights,
+    sink_dropped, summed_products, factor_of_heads,
 )  # fmt: skip

@@ -64,6 +64,35 @@ def _repeated(x: Tensor, n: int = 2) -> Tensor:
     return x[:, :, None].expand(b, h, n, s, d).reshape(b, h * n, s, d)
 
 
+def _in_blocks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
+    """Blocks of three keys, one after the other, with a running maximum and a running sum."""
+    largest, total, out = q.new_full((B, H, S, 1), -1e30), q.new_zeros(B, H, S, 1), torch.zeros_like(q)
+    for i in range(0, T, 3):
+        scores = (q @ k[:, :, i : i + 3].mT) * SCALE
+        if keep is not None:
+            scores = scores.masked_fill(~keep[..., i : i + 3], -1e9)
+        larger = torch.maximum(largest, scores.amax(-1, keepdim=True))
+        weights, before = torch.exp(scores - larger), torch.exp(largest - larger)
+        total, out = total * before + weights.sum(-1, keepdim=True), out * before + weights @ v[:, :, i : i + 3]
+        largest = larger
+    return out / total
+
+
+def _by_their_sums(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keepdim: bool, gate: bool = False
+) -> torch.Tensor:
+    """Two attentions, weighted by the sums of their exponents."""
+    parts = [(q @ key.mT * SCALE, value) for key, value in zip(k.split(4, 2), v.split(4, 2), strict=True)]
+    (a, u), (b, w) = parts[0], (torch.cat([s for s, _ in parts[1:]], -1), v[:, :, 4:])
+    first, second = a.logsumexp(-1, keepdim), b.logsumexp(-1, keepdim)
+    both = torch.logaddexp(first, second)
+    weights = torch.exp(first - both), torch.exp(second - both)
+    if gate:
+        weights = 1 - torch.sigmoid(second - first), torch.sigmoid(second - first)
+    c, d = weights if keepdim else (x[..., None] for x in weights)
+    return a.softmax(-1) @ u * c + b.softmax(-1) @ w * d
+
+
 def _projected(x: Tensor) -> Tensor:
     """(batch, length, heads * size) as heads."""
     return x.view(x.shape[0], x.shape[1], H, D).transpose(1, 2)
@@ -335,6 +364,11 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda q, k, v, s: (w := q @ k.mT).softmax(-1) * torch.sigmoid(w.logsumexp(-1)[..., None] - s) @ v,
         (*qkv(), normal(1, H, 1, 1)),
     ),
+    "blocks of keys, one after the other": (_in_blocks, qkv()),
+    "blocks of keys, masked": (_in_blocks, (*qkv(), KEEP)),
+    "two attentions by their sums": (lambda q, k, v: _by_their_sums(q, k, v, keepdim=True), qkv()),
+    "two attentions by the logarithms of their sums": (lambda q, k, v: _by_their_sums(q, k, v, keepdim=False), qkv()),
+    "two attentions by a gate of their sums": (lambda q, k, v: _by_their_sums(q, k, v, keepdim=True, gate=True), qkv()),
     "sink added to the logarithm of the sum": (
         lambda q, k, v, s: ((w := q @ k.mT) - torch.logaddexp(w.logsumexp(-1, True), s)).exp() @ v,
         (*qkv(), normal(1, H, 1, 1)),
