@@ -31,7 +31,7 @@ from ..rewrites.compat import (
 )
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import keep_saved, places, tell_strides
-from ..rewrites.compat.dynamo import allow_lookups_at_once, forget_fixed_floats, leave_to_python, on_reset
+from ..rewrites.compat.dynamo import complete_torch, forget_fixed_floats, leave_to_python, on_reset
 from ..rewrites.compat.guards import guard_the_rest
 from ..rewrites.compat.logs import code_is_logged, log_code
 from ..rewrites.compat.memory import guard_float32_precision
@@ -493,5 +493,5 @@ def faults_of(record: GraphRecord, options: Options) -> Faults:
     )
 
 
-allow_lookups_at_once()
+complete_torch()
 on_reset(backend, drop_captures)

@@ -76,13 +76,27 @@ class _Backends(dict[str, Any]):
         return super().__contains__(name) and not (registering and name == "regraft")
 
 
-def allow_lookups_at_once() -> None:
+def complete_torch() -> None:
+    """Add what torch lacks for our backend, once and for all."""
+    _allow_lookups_at_once()
+    _let_floats_have_remainders()
+
+
+def _allow_lookups_at_once() -> None:
     """Let several threads name our backend for the first time at once."""
     from torch._dynamo.backends import registry
 
     known = getattr(registry, "_COMPILER_FNS", None)
     if type(known) is dict:
         registry._COMPILER_FNS = _Backends(known)
+
+
+def _let_floats_have_remainders() -> None:
+    """Let AOTAutograd compute remainders of floats that change (``x * (n % 0.7)``): torch lacks it, and raises."""
+    from torch.utils._sympy.reference import TensorReferenceAnalysis
+
+    if not hasattr(TensorReferenceAnalysis, "python_mod"):
+        TensorReferenceAnalysis.python_mod = staticmethod(torch.ops.aten.remainder.Tensor)  # type: ignore[attr-defined]
 
 
 @functools.cache

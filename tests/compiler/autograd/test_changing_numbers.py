@@ -18,6 +18,7 @@ CALLS = {
     "lerp": lambda x, y, n: torch.lerp(x, y, n) + torch.lerp(x, y, 1 - n),
     "pow": lambda x, y, n: torch.pow(n, y.abs()),
     "full_like": lambda x, y, n: torch.full_like(x, n) * y,
+    "remainder": lambda x, y, n: x * (n % 0.03) + y * (0.5 % n),
     "lists": lambda x, y, n: torch.stack(torch._foreach_add([x, y], [y, x], alpha=n)),
     "lists by a number": lambda x, y, n: torch.stack(torch._foreach_mul([x, y], n) + torch._foreach_lerp([x], [y], n)),
     "lists of quotients": lambda x, y, n: torch.stack(torch._foreach_addcdiv([x], [y], [y.abs() + 1], value=n)),
