@@ -180,8 +180,8 @@ class Compilation:
             self._contained.do(forget_fixed_floats)
             if lying is None:
                 return compiled
-            reliances = [*no_gradients(gm, inputs), *forms_of_gradients(gm, inputs), *lying.reliances()]
-            return relying(compiled, gm, reliances, self.record)
+            reliances = [*no_gradients(gm, inputs), *forms_of_gradients(gm, inputs)]
+            return relying(compiled, gm, [*reliances, *lying.reliances(reliances)], self.record)
         except Exception as error:  # outside of all passes
             if self._faults.lets_through(error):
                 raise  # as it is: it may be for the user

@@ -30,11 +30,13 @@ class Reliance:
     Args:
         holds: whether inputs are so.
         code, why: of the fallback that tells of the first call for which they are not.
+        apart: inputs that hold only if no two of them overlap.
     """
 
     holds: _Check
     code: str
     why: str
+    apart: frozenset[int] = frozenset()
 
 
 def relying(

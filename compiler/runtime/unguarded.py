@@ -51,7 +51,8 @@ def forms_of_gradients(program: fx.GraphModule, inputs: Sequence[Any]) -> list[R
         return bool(checks) and all(check(*given) for check in checks)
 
     why = "gradients lie otherwise than those that a step was compiled for, or share memory with weights or others"
-    return [Reliance(holds, "gradients-otherwise", why)]
+    apart = frozenset(k for k in known if type(inputs[k]) in _WITH_ADDRESS)
+    return [Reliance(holds, "gradients-otherwise", why, apart)]
 
 
 def _apart_from(held: Sequence[weakref.ref[torch.Tensor]], given: Sequence[torch.Tensor]) -> Callable[..., bool]:

@@ -9,6 +9,7 @@ from support.thorough import takes_turns
 from torch import nn
 
 import regraft
+from regraft.compiler.runtime import overlaps
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
@@ -144,6 +145,14 @@ def test_tensors_of_a_step_share_memory(name, change):
     torch.compiler.reset()
     theirs, ours = (stepped(name, MEMORIES[change], compiled) for compiled in (False, True))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def test_gradients_are_looked_at_once(monkeypatch):
+    """A step of hundreds of weights looks at the addresses of all, and not at each gradient's memory besides."""
+    seen = []
+    monkeypatch.setattr(overlaps, "is_others_memory", lambda x: seen.append(x) or False)
+    stepped("adam", lambda *_: None, True)
+    assert not seen
 
 
 def test_calls_as_written_are_told_once():
