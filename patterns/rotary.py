@@ -1,6 +1,7 @@
 """Rotary position embedding: pairs (a, b) of elements, each rotated by an angle.
 
     x * cos + cat([-b, a]) * sin                     ->   cat([a * cos1 - b * sin1, b * cos2 + a * sin2])
+    cat([a * cos - b * sin, b * cos + a * sin])      ->   the same, with fewer passes over memory; also stack
     view_as_real(view_as_complex(pairs) * turns)     ->   stack([a * re - b * im, b * re + a * im], -1)
 
 where a and b are the halves of x, or its elements at even and odd positions. The replacement does not build [-b, a],
@@ -25,6 +26,7 @@ from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import same_shape
 
 FORM = "form"  # the tag that names the spelling
+_BY_PRODUCTS = ("products", "pairs of products")  # joined by cat, by stack
 _END = torch.iinfo(torch.int64).max  # the end of the slice in x[..., n:]
 
 
@@ -33,6 +35,11 @@ def real(x: Any) -> Reason | None:
     if dtype(x).is_floating_point:
         return None
     return Reason("dtype-not-floating", f"pairs of {describe(x)} are turned", (x,), "float", describe(x))
+
+
+def parts_are_real(a: Any, c: Any) -> Reason | None:
+    """What is turned is real."""
+    return real(a) or real(c)
 
 
 def turns_are_complex(turns: Any) -> Reason | None:
@@ -60,6 +67,8 @@ def _symbolic(x: Any) -> Reason:
 
 def pairs_are_whole(match: Binding) -> Reason | None:
     """Adjacent pairs are merged to the shape of x, and their number is known."""
+    if dict(match.tags)[FORM] in _BY_PRODUCTS:
+        return None
     x = match.operands["x"]
     if dict(match.tags)[FORM] == "neighbours" and not isinstance(shape(x)[-1], int):
         return _symbolic(x)  # half of a symbolic size is rounded: twice that may differ from the size
@@ -85,7 +94,10 @@ def pays(match: Binding, policy: Mapping[str, str]) -> Reason | None:
 
     The gradient of every other element needs a call of its own, which costs more than the rule saves.
     """
-    x, spelling = match.operands["x"], form(match, policy)
+    spelling = form(match, policy)
+    if spelling in _BY_PRODUCTS:
+        return None
+    x = match.operands["x"]
     if spelling == "complex" and val(x).device.type != "cpu":
         found = str(val(x).device)
         return Reason("device-unsupported", "a complex product is one call here, a real one six", (x,), "cpu", found)
@@ -95,10 +107,15 @@ def pays(match: Binding, policy: Mapping[str, str]) -> Reason | None:
     return None
 
 
-def in_parts(
-    x: torch.Tensor, cos: Any, sin: Any, half: Any, turns: Any, *, form: str, result: torch.dtype
-) -> torch.Tensor:
+def in_parts(  # noqa: PLR0913 - the operands of all spellings
+    x: torch.Tensor, cos: Any, sin: Any, half: Any, turns: Any, a: Any, b: Any, c: Any, s: Any, *,
+    form: str, result: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
     """Each element of the pairs, by two products."""
+    if form in _BY_PRODUCTS:
+        a, b, c, s = (t if t.dtype == result else t.to(result) for t in (a, b, c, s))
+        turned = torch.addcmul(a * c, b, s, value=-1), torch.addcmul(b * c, a, s)
+        return torch.cat(turned, -1) if form == "products" else torch.stack(turned, -1)
     if form == "complex":
         return _as_real(x, turns)
     wide, sin = (t if t.dtype == result else t.to(result) for t in (x, sin))
@@ -143,6 +160,7 @@ _ELSEWHERE: dict[str, Any] = {
     "turns": T("S D", dtype=torch.complex64, device="meta"),
     "refused": "device-unsupported",
 }
+_PRODUCTS: dict[str, Any] = {"a": T("B H S 4"), "b": T("B H S 4"), "c": T("S 4"), "s": T("S 4")}
 _WRONG: dict[str, Any] = {"x": T("B S 8", dtype=torch.complex64), "refused": "dtype-not-floating"}
 
 
@@ -154,21 +172,28 @@ _WRONG: dict[str, Any] = {"x": T("B S 8", dtype=torch.complex64), "refused": "dt
         Sample(**_HALVES),
         Sample(**_NEIGHBOURS),
         Sample(**_COMPLEX),
+        *(Sample(**_PRODUCTS, tags={FORM: name}) for name in _BY_PRODUCTS),
         Sample(**_HALVES | _WRONG),
+        Sample(
+            **_PRODUCTS | {"a": T("B H S 4", dtype=torch.complex64), "refused": "dtype-not-floating"},
+            tags={FORM: "products"},
+        ),
         Sample(**_HALVES | {"half": 5, "x": T("B S 8"), "refused": "halves-differ"}),
         *(Sample(**_HALVES | {name: T("S 1"), "refused": "dims-differ"}) for name in ("cos", "sin")),
         Sample(**_NEIGHBOURS | {"cos": T("S 1"), "sin": T("S 1"), "refused": "dims-differ"}),
         Sample(**_COMPLEX | {"turns": T("S D"), "refused": "turns-not-complex"}),
         Sample(**_COMPLEX | _ELSEWHERE),
     ],
-    guards=(real, turns_are_complex, halves_are_equal, pairs_are_whole),
+    guards=(real, parts_are_real, turns_are_complex, halves_are_equal, pairs_are_whole),
     dims={"x": "... D", "cos": "... D", "sin": "... D"},
     numbers=("half",),
     derived={"form": form, "result": result_dtype},
     numerics=ROUNDING,
     profitable=True,  # a quarter less traffic if operators are calls; no scratch memory in generated code
 )
-def rotary(x: Any, cos: Any, sin: Any, half: Any, turns: Any) -> Any:
+def rotary(  # noqa: PLR0913 - the operands of all spellings
+    x: Any, cos: Any, sin: Any, half: Any, turns: Any, a: Any, b: Any, c: Any, s: Any
+) -> Any:
     """x * cos + rotated(x) * sin, or a product of complex numbers, computed without a rotated x."""
     aten = torch.ops.aten
 
@@ -178,9 +203,14 @@ def rotary(x: Any, cos: Any, sin: Any, half: Any, turns: Any) -> Any:
     def neighbours() -> Any:
         return _merged(torch.stack([_cut(x, 1, _END, 2) * -1.0, _cut(x, 0, _END, 2)], -1)) * sin + x * cos
 
+    def products() -> list[Any]:
+        return [a * c - b * s, b * c + a * s]
+
     return choose(
         FORM,
         halves=halves,
         neighbours=neighbours,
+        products=lambda: torch.cat(products(), -1),
+        **{"pairs of products": lambda: torch.stack(products(), -1)},
         complex=lambda: aten.view_as_real.default(aten.view_as_complex.default(x) * turns),
     )

@@ -97,6 +97,68 @@ def test_rotary(name: str, training: bool) -> None:
     assert_agrees(turned(ROTATIONS[name]), found.run, given)
 
 
+def joined(a: Any, b: Any, cos: Any, sin: Any, *rest: Any) -> Any:
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, *rest), -1)
+
+
+def paired(a: Any, b: Any, cos: Any, sin: Any) -> Any:
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+
+BY_PRODUCTS: dict[str, Callable[..., Any]] = {
+    "halves": lambda x, c, s: joined(*x.chunk(2, -1), c, s),
+    "halves, back": lambda x, c, s: joined(*x.chunk(2, -1), c, -s),
+    "halves, back by signs": lambda x, c, s: torch.cat(
+        (x[..., :4] * c + x[..., 4:] * s, x[..., 4:] * c - x[..., :4] * s), -1
+    ),
+    "halves, in float32": lambda x, c, s: joined(*x.float().split(4, -1), c, s).type_as(x),
+    "fused products": lambda x, c, s: torch.cat(
+        [torch.addcmul(x[..., :4] * c, x[..., 4:], s, value=-1), torch.addcmul(x[..., 4:] * c, x[..., :4], s)], -1
+    ),
+    "neighbours": lambda x, c, s: paired(x[..., ::2], x[..., 1::2], c, s),
+    "pairs": lambda x, c, s: paired(*x.unflatten(-1, (-1, 2)).unbind(-1), c, s),
+    "a part of each row": lambda x, c, s: joined(x[..., :2], x[..., 2:4], c[:, :2], s[:, :2], x[..., 4:]),
+    "signs in the table": lambda x, c, s: (
+        x * torch.cat([c, c], -1) + torch.cat([x[..., 4:], x[..., :4]], -1) * torch.cat([-s, s], -1)
+    ),
+    "rolled": lambda x, c, s: x * torch.cat([c, c], -1) + torch.roll(x, 4, -1) * torch.cat([-s, s], -1),
+    "flipped": lambda x, c, s: (
+        x * torch.cat([c, c], -1)
+        + torch.cat([-(y := x.unflatten(-1, (2, 4)).flip(-2))[..., 0, :], y[..., 1, :]], -1) * torch.cat([s, s], -1)
+    ),
+}
+
+
+@takes_turns("training")
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", BY_PRODUCTS)
+def test_by_products(name: str, training: bool) -> None:
+    given = [*trained([X]), COS[:, :4], SIN[:, :4]] if training else [X, COS[:, :4], SIN[:, :4]]
+    found = rewritten(BY_PRODUCTS[name], given)
+    assert found.count("rotary") == 1, found.record.near_misses
+    assert_agrees(BY_PRODUCTS[name], found.run, given)
+
+
+NO_TURNS: dict[str, Callable[..., Any]] = {
+    "both added": lambda x, c, s: torch.cat((x[..., :4] * c + x[..., 4:] * s, x[..., 4:] * c + x[..., :4] * s), -1),
+    "both subtracted": lambda x, c, s: torch.cat(
+        (x[..., :4] * c - x[..., 4:] * s, x[..., 4:] * c - x[..., :4] * s), -1
+    ),
+    "tables exchanged": lambda x, c, s: torch.cat(
+        (x[..., :4] * c - x[..., 4:] * s, x[..., 4:] * s + x[..., :4] * c), -1
+    ),
+    "rolled by a quarter": lambda x, c, s: x * torch.cat([c, c], -1) + torch.roll(x, 2, -1) * torch.cat([-s, s], -1),
+}
+
+
+@pytest.mark.parametrize("name", NO_TURNS)
+def test_other_products(name: str) -> None:
+    given = [X, COS[:, :4], SIN[:, :4]]
+    found = rewritten(NO_TURNS[name], given)
+    assert found.count("rotary") == 0
+    assert_agrees(NO_TURNS[name], found.run, given)
+
+
 @one_row_in(3)
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_symbolic_rows(name: str) -> None:
