@@ -94,7 +94,8 @@ def kernel(source, name, kinds):
 
     def run(*args):
         numbers = [None if kind == "t" else TYPES[kind](x) for kind, x in zip(kinds, args)]
-        pointers = [x.data_ptr() if n is None else ctypes.addressof(n) for x, n in zip(args, numbers)]
+        places = [x if isinstance(x, int) else getattr(x, "data_ptr", int)() for x in args]
+        pointers = [x if n is None else ctypes.addressof(n) for x, n in zip(places, numbers)]
         sizes = args[len(kinds):]
         runtime = Runtime(*entry_points())
         function(

@@ -56,9 +56,13 @@ def _module() -> Any:
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(RuntimeTable))
 
 
+def _address(given: Any) -> int:
+    return given if isinstance(given, int) else given.data_ptr()  # type: ignore[no-any-return]
+
+
 def _call(function: Any, kinds: str, *args: Any) -> None:
     numbers: list[Any] = [None if k == "t" else _TYPES[k](a) for k, a in zip(kinds, args, strict=False)]
-    pointers = [a.data_ptr() if n is None else ctypes.addressof(n) for a, n in zip(args, numbers, strict=False)]
+    pointers = [_address(a) if n is None else ctypes.addressof(n) for a, n in zip(args, numbers, strict=False)]
     sizes = args[len(kinds) :]
     runtime = RuntimeTable(*entry_points())
     function(

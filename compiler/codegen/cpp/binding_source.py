@@ -1,8 +1,8 @@
 """The source of the extension module that calls kernels from Python: C, compiled once for each machine and Python.
 
-`make(address, kinds, sizes, big)` returns a callable. Its arguments are tensors (``t``), integers (``i``) and floats
-(``f``) by value, then sizes. A call costs little more than the tensors' `data_ptr()`. Big kernels release the
-interpreter lock.
+`make(address, kinds, sizes, big)` returns a callable. Its arguments are tensors or addresses (``t``), integers (``i``)
+and floats (``f``) by value, then sizes. A call costs little more than the tensors' `data_ptr()`. Big kernels release
+the interpreter lock.
 """
 
 BINDING = r"""
@@ -24,6 +24,7 @@ typedef struct {
 } Kernel;
 
 static void* pointer(PyObject* tensor) {
+  if (PyLong_CheckExact(tensor)) return PyLong_AsVoidPtr(tensor);
   PyObject* args[1] = {tensor};
   PyObject* number = PyObject_Vectorcall(data_ptr, args, 1, NULL);
   if (!number) return NULL;

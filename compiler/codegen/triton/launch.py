@@ -109,7 +109,8 @@ def _call(function: GpuFunction, device: int, convention: Convention, otherwise:
         if kind in _NUMBERS:
             values.append(_NUMBERS[kind](args[position]))
             continue
-        address = args[position].data_ptr()
+        given = args[position]
+        address = given if isinstance(given, int) else given.data_ptr()
         if kind == "a" and address % 16:
             otherwise(*args)
             return

@@ -1,7 +1,8 @@
 """The module that launches kernels from Python, in C against Python's API and the CUDA driver: compiled once a machine.
 
-`make(...)` gives a callable over tensors and numbers. Every argument of a generated kernel takes 8 bytes: a pointer, an
-int64 or a float64; two null pointers follow, for scratch memory that these kernels do not need (Triton 3.6 to 3.9).
+`make(...)` gives a callable over tensors, addresses and numbers. Every argument of a generated kernel takes 8 bytes: a
+pointer, an int64 or a float64; two null pointers follow, for scratch memory that these kernels do not need (Triton 3.6
+to 3.9).
 """
 
 LAUNCHER = r"""
@@ -34,6 +35,7 @@ struct Launcher {
 };
 
 static void* pointer(PyObject* maker, PyObject* argument) {
+  if (PyLong_CheckExact(argument) && maker == data_ptr) return PyLong_AsVoidPtr(argument);
   PyObject* args[1] = {argument};
   PyObject* number = PyObject_Vectorcall(maker, args, 1, nullptr);
   if (!number) return nullptr;

@@ -211,8 +211,17 @@ class _Body:
         for group in groups:
             buffer = next(iter(group.values()))
             width = _ALIGNED // buffer.dtype.itemsize
-            made = f"{self.spelling.empty(buffer)}(({len(group)}, {width}), ({width}, 1), {buffer.dtype}).unbind()"
-            for line in _wrapped([self.spelling.locals[result] for result in group], "", f" = {made}"):
+            names = [self.spelling.locals[result] for result in group]
+            made = f"{self.spelling.empty(buffer)}(({len(group)}, {width}), ({width}, 1), {buffer.dtype})"
+            readers = (user.target for result in group for user in result.users)
+            if all(hasattr(each.run, "bare") for each in (call, *readers)):  # takes addresses, too: no view is made
+                memory = f"{names[0]}_and_others"
+                self._emit(f"{memory} = {made}")
+                begin = f"{memory}.data_ptr()"
+                made = f"range({begin}, {begin} + {len(group) * _ALIGNED}, {_ALIGNED})"
+            else:
+                made = f"{made}.unbind()"
+            for line in _wrapped(names, "", f" = {made}"):
                 self._emit(line)
         return {result for group in groups for result in group}
 

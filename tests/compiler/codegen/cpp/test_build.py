@@ -175,6 +175,8 @@ def test_numbers_and_sizes_go_by_value(headers, monkeypatch):
         x, out = torch.randn(size), torch.empty(size)
         made(x, 2.5, out, size)
         torch.testing.assert_close(out, x * 2.5 + size)
+        made(x.data_ptr(), 1.5, out.data_ptr(), size)
+        torch.testing.assert_close(out, x * 1.5 + size)
     ids = torch.arange(37) % 10
     assert torch.equal(gathered(ids), ids.float())
     ids[20] = 11

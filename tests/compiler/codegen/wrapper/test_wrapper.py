@@ -394,9 +394,10 @@ def test_single_numbers_that_only_kernels_read_share_an_allocation(count, togeth
     torch.compiler.reset()
     with regraft.coverage() as cov, torch.no_grad():
         found = torch.compile(function, backend="regraft", options={"debug": True})(*given)
-    torch.testing.assert_close(found, function(*given))
+    torch.testing.assert_close(found, function(*given), rtol=1e-5, atol=1e-4)
     (record,) = cov.graphs
-    assert (".unbind()" in record.details["source:inference"]) == together
+    source = record.details["source:inference"]
+    assert ("_and_others.data_ptr()" in source) == together and ".unbind()" not in source
 
 
 @torch.library.custom_op("regraft_test::lists", mutates_args=())
