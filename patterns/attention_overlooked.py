@@ -73,8 +73,8 @@ def _goes_on(node: fx.Node) -> bool:
 
 
 def _holds_product(scores: object) -> bool:
-    """Whether scores are computed from a product of two batched tensors, or of more than two dims."""
-    return _searched(scores, lambda node: op_name(node) in _PRODUCTS[:-1] and _is_batched(node))
+    """Whether scores are computed from a product of two batched tensors, or written in parts, which hides it."""
+    return _searched(scores, lambda n: "opaque" in n.meta or (op_name(n) in _PRODUCTS[:-1] and _is_batched(n)))
 
 
 def _is_batched(product: fx.Node) -> bool:
