@@ -9,7 +9,7 @@ iterate over the same axis can share its loop. Values stay in the definition's o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count
@@ -22,6 +22,8 @@ from .affine import ascending, digits, joint_runs
 from .dependences import values_in
 
 Part = Literal["map", "fold", "store", "scan"]
+
+_FEW = 4  # elements of a fold from which on loads decide about the order of loops
 
 
 @dataclass(frozen=True)
@@ -181,9 +183,26 @@ def _axes_of(definition: Definition, axes: Axes) -> tuple[tuple[Var, ...], tuple
     folded = [v for v in definition.reduced if v.extent != 1]
     where: dict[Var, Any] = {v: 0 for v in (*definition.loops, *definition.reduced) if v.extent == 1}
     tied = [*stores, *loads, *(n for s in seen for n in s.numbers)]
-    outer = _joined(by_stride(loops, stores + loads), tied, axes, where)
+    first, then = (loads, stores) if _is_read_across(loops, folded, loads) else (stores, loads)
+    outer = _joined(by_stride(loops, first + then), tied, axes, where)
     reduced = _joined(folded if definition.scan else by_stride(folded, loads), tied, axes, where)
     return outer, reduced, where
+
+
+def _is_read_across(loops: Sequence[Var], folded: Sequence[Var], loads: Sequence[Any]) -> bool:
+    """Whether what is folded lies side by side along the loops, and not along the folded ones.
+
+    Then memory is read in order, rather than that results, of which there are fewer, are written in order:
+
+        for p < 512, c < 64: fold k < 16 of x[1024*p + 64*k + c];  y[512*c + p] = ...
+    """
+    many = extent_of(folded)
+    if isinstance(many, int) and many < _FEW:
+        return False
+    seen = [digits(load) for load in loads]
+    moved = [x for x in seen if any(x.stride(v) != 0 for v in folded)]
+    along = {v for v in (*loops, *folded) if any(x.stride(v) == 1 for x in moved)}
+    return not along.isdisjoint(loops) and along.isdisjoint(folded)
 
 
 def by_stride(loops: Iterable[Var], offsets: Iterable[Any]) -> list[Var]:

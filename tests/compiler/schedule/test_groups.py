@@ -43,6 +43,26 @@ def test_outer_axes_are_ordered_by_stride():
     assert extents(members(b)[0]) == ([4, 6], [])
 
 
+@pytest.mark.parametrize(
+    ("sizes", "strides", "innermost"),
+    [
+        ((6, 8, 5), (40, 1, 8), 8),  # channels last, folded along the last dim
+        ((8, 6, 5), (1, 40, 8), 8),  # the slowest of the result is the fastest of what is read
+        ((6, 8, 5), (1, 30, 6), 6),
+        ((6, 8, 5), (40, 5, 1), 48),  # rows: results decide, and both loops are one
+        ((6, 8, 5), (5, 30, 1), 8),
+        ((6, 8, 2), (16, 1, 8), 8),  # few elements, in the order of results anyway
+        ((8, 6, 2), (1, 16, 8), 6),  # few elements: results decide
+    ],
+)
+def test_folds_read_memory_in_order(sizes, strides, innermost):
+    b = Builder()
+    x = b.given("x", sizes, strides)
+    b.sum("s", sizes[:2], sizes[2:], lambda o, r: x.at((*o, *r)))
+    fold, store = members(b)
+    assert fold.outer[-1].extent == store.outer[-1].extent == innermost
+
+
 def test_a_reduction_has_two_members():
     b = Builder()
     x = b.given("x", (4, 5, 6))
