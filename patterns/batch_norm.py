@@ -6,7 +6,8 @@
 
 Linear layers are treated in the same way. A pass over the weights replaces a pass over the result. Frozen weights are
 computed once, in float64, and rounded once. Other weights are computed at each call, on CPUs, if that is measured to be
-faster. For GPUs, see `cudnn_convolution`.
+faster, and unless gamma is trained: its gradient would be a sum over the weight's gradient, which is less precise than
+one over the normalized result. For GPUs, see `cudnn_convolution`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from ..rewrites.binding import Binding
+from ..rewrites.effects import wants_gradient
 from ..rewrites.graph import arguments, describe, dtype, nodes_in, op_name, rank, val
 from ..rewrites.pattern import ANYTHING, Call, Term, choose
 from ..rewrites.reason import Reason
@@ -84,7 +86,11 @@ def _frozen(match: Binding, policy: Mapping[str, str]) -> Reason | None:
 
 
 def _changing(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """Not all are known, and the norm needs a pass of its own: on GPUs, it is part of the next kernel."""
+    """Not all are known, gamma is not trained, and on GPUs the norm would be part of the next kernel anyway."""
+    gamma = match.operands.get("gamma")
+    if gamma is not None and wants_gradient(gamma):
+        message = "gamma is trained, and its gradient is less precise by way of the weight's"
+        return Reason("gradient-less-precise", message, (gamma,), "no gradient", describe(gamma))
     if val(match.operands["x"]).device.type == "cuda":
         message = "on GPUs the norm costs no pass of its own, and weights are not computed at every call for it"
         return Reason("fused-anyway", message, (match.operands["x"],))
@@ -165,7 +171,7 @@ def _sample(layer: str, *, bias: bool = True, affine: bool = True, frozen: bool 
     given["mean"] = T("N", values="moderate", gradient=False, frozen=frozen)
     given["variance"] = T("N", values="positive", gradient=False, frozen=frozen)
     given |= {"bias": vector} if bias else {}
-    given |= {"gamma": vector, "beta": vector} if affine else {}
+    given |= {"gamma": T("N", values="moderate", gradient=False, frozen=frozen), "beta": vector} if affine else {}
     tags = {"layer": layer, "bias": "yes" if bias else "no", "affine": "yes" if affine else "no"}
     return Sample(**(given | {"eps": 1e-3} | changes), tags=tags)
 

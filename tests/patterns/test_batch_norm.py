@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from support.freezing import disturbed, frozen
-from support.rewriting import compiled, rewritten
+from support.rewriting import assert_agrees, compiled, rewritten, trained
 from support.thorough import one_row_in, takes_turns
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -179,20 +179,26 @@ def test_one_convolution_two_norms() -> None:
     assert cov.matches["batch_norm"] == 2
 
 
-def test_trained_through_a_norm_at_rest() -> None:
-    """Fine-tuning with the norms in evaluation: gradients of the layer's weights are right."""
+@takes_turns("by_hand")
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("gamma", [False, True], ids=["gamma at rest", "gamma trained"])
+def test_trained_through_a_norm_at_rest(gamma: bool, by_hand: bool) -> None:
+    """Fine-tuning with the norms in evaluation: gradients are as precise as eager's, also that of gamma."""
     torch.manual_seed(0)
-    model, x = disturbed(nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU())), torch.randn(2, 4, 9, 9)
-    run, cov = compiled(model)
-    gradients = []
-    with cov:
-        for f in (run, model):
-            model.zero_grad()
-            f(x).square().sum().backward()
-            gradients.append([p.grad.clone() for p in model.parameters()])
-    assert cov.matches["batch_norm"] == 1
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-2)
+
+    def function(x, w, b, g, mean, variance):
+        y = torch.conv2d(x, w)
+        if not by_hand:
+            return torch.batch_norm(y, g, b, mean, variance, False, 0.1, 1e-5, False).relu()
+        scale = g * torch.rsqrt(variance + 1e-5)
+        return (y * scale[:, None, None] + (b - mean * scale)[:, None, None]).relu()
+
+    given = [torch.randn(2, 4, 9, 9) + 2, torch.randn(6, 4, 3, 3) + 1, torch.randn(6)]
+    given += [torch.rand(6) + 0.5, torch.randn(6), torch.rand(6) + 0.5]
+    given = trained(given, first=4 if gamma else 3)
+    found = rewritten(function, given, rules=[batch_norm])
+    assert found.count("batch_norm") == (not gamma) and ("gradient-less-precise" in found.codes) == gamma
+    assert_agrees(function, found.run, given)
 
 
 STATISTICS = (torch.zeros(6), torch.ones(6))
