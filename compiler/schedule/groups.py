@@ -183,14 +183,14 @@ def _axes_of(definition: Definition, axes: Axes) -> tuple[tuple[Var, ...], tuple
     folded = [v for v in definition.reduced if v.extent != 1]
     where: dict[Var, Any] = {v: 0 for v in (*definition.loops, *definition.reduced) if v.extent == 1}
     tied = [*stores, *loads, *(n for s in seen for n in s.numbers)]
-    first, then = (loads, stores) if _is_read_across(loops, folded, loads) else (stores, loads)
+    first, then = (loads, stores) if read_across(loops, folded, loads) is not None else (stores, loads)
     outer = _joined(by_stride(loops, first + then), tied, axes, where)
     reduced = _joined(folded if definition.scan else by_stride(folded, loads), tied, axes, where)
     return outer, reduced, where
 
 
-def _is_read_across(loops: Sequence[Var], folded: Sequence[Var], loads: Sequence[Any]) -> bool:
-    """Whether what is folded lies side by side along the loops, and not along the folded ones.
+def read_across(loops: Sequence[Var], folded: Sequence[Var], loads: Sequence[Any]) -> Var | None:
+    """The loop along which what is folded lies side by side; None if it lies so along a folded loop, or along none.
 
     Then memory is read in order, rather than that results, of which there are fewer, are written in order:
 
@@ -198,11 +198,11 @@ def _is_read_across(loops: Sequence[Var], folded: Sequence[Var], loads: Sequence
     """
     many = extent_of(folded)
     if isinstance(many, int) and many < _FEW:
-        return False
+        return None
     seen = [digits(load) for load in loads]
     moved = [x for x in seen if any(x.stride(v) != 0 for v in folded)]
-    along = {v for v in (*loops, *folded) if any(x.stride(v) == 1 for x in moved)}
-    return not along.isdisjoint(loops) and along.isdisjoint(folded)
+    along = [v for v in (*folded, *loops) if any(x.stride(v) == 1 for x in moved)]
+    return along[0] if along and along[0] in loops else None
 
 
 def by_stride(loops: Iterable[Var], offsets: Iterable[Any]) -> list[Var]:

@@ -16,7 +16,7 @@ from typing import Any
 from ..ir.index.index import Index, Loaded, Var, atoms
 from .affine import digits, less, separate
 from .align import Aligned, alignments
-from .groups import Axes, AxisAccess, Group, Member, extent_of
+from .groups import Axes, AxisAccess, Group, Member, extent_of, read_across
 from .profit import guess
 from .target import CPU, NARROWEST, Target
 
@@ -204,7 +204,21 @@ def _sharing(
         return FusionRefusal("computed-places", tuple(sorted(found)))
     if not _parallel_enough(chain, aligned, target):
         return FusionRefusal("parallelism")
-    return Fusion(in_order(everyone), tuple(chain))
+    return Fusion(in_order(everyone), tuple(_as_folds_read(chain, aligned)))
+
+
+def _as_folds_read(chain: list[Var], aligned: Aligned) -> list[Var]:
+    """Loops around whole folds, the one innermost along which memory is read in order: results are fewer."""
+    everyone = (*aligned.a, *aligned.b)
+    folds = [m for m in everyone if m.part == "fold"]
+    if any(not set(m.outer) <= set(chain) for m in everyone):
+        return chain
+    loads = {m: [a.offset for a in m.accesses if a.offset is not None] for m in folds}
+    across = dict.fromkeys(v for m in folds if (v := read_across(m.outer, m.reduced, loads[m])) is not None)
+    if len(across) != 1 or chain[-1] in across:
+        return chain
+    ordered = [v for v in chain if v not in across] + [v for v in chain if v in across]
+    return ordered if _uncrossed(ordered, aligned)[0] == ordered else chain
 
 
 def _gathered(chain: list[Var], aligned: Aligned) -> set[str]:

@@ -10,9 +10,10 @@ from support.lowering import trace
 from support.schedules import Builder, assert_same, layer_norm, op, softmax
 
 from regraft.compiler.ir.index.index import Size
+from regraft.compiler.ir.kernel import Fold, Loop
 from regraft.compiler.ir.printer import kernel_text
 from regraft.compiler.lowering import lower
-from regraft.compiler.schedule import GPU, fusion, schedule, score_fusion
+from regraft.compiler.schedule import CPU, GPU, fusion, schedule, score_fusion
 from regraft.compiler.schedule.flat_access import flatten
 from regraft.compiler.schedule.groups import Axes, Group, members_of
 from regraft.compiler.schedule.profit import bytes_of, guess
@@ -36,6 +37,34 @@ def test_the_score_is_the_traffic_saved():
     assert score(frozenset({0, 1}), frozenset()) == 3 * size  # t neither written nor read, x read once
     assert score(frozenset({0, 1}), frozenset("t")) == 2 * size
     assert score(frozenset({0, 1, 2}), frozenset()) == 2 * size
+
+
+@pytest.mark.parametrize("target", [CPU, GPU])
+@pytest.mark.parametrize(
+    "more",
+    [
+        lambda x, total: total,
+        lambda x, total: (total, total * 2),
+        lambda x, total: (total.exp(), total + x.new_ones(32)),
+        lambda x, total: torch.cat([total * 2, total], 1),
+    ],
+    ids=["alone", "with its double", "with a row", "joined"],
+)
+def test_folds_read_memory_in_order_whatever_reads_their_results(target, more):
+    x = torch.randn(2, 64, 32, 16).to(memory_format=torch.channels_last)
+    program = lower(trace(lambda x: more(x, x.sum(-1)), x), strict=True).program
+    assert_same(program, target=target)
+    found = [loops for kernel in schedule(program, target=target).kernels for loops in around_folds(kernel.body)]
+    assert [loops[-1].extent for loops in found] == [64]
+
+
+def around_folds(body, loops=()):
+    """The loops around each fold, outermost first."""
+    for statement in body:
+        if isinstance(statement, Fold):
+            yield loops
+        elif isinstance(statement, Loop):
+            yield from around_folds(statement.body, (*loops, statement.var))
 
 
 def test_loops_that_what_is_shared_says_nothing_of_are_the_same_if_they_are_alike():
