@@ -2,6 +2,8 @@
 
     weight * (x * rsqrt(mean(x ** 2) + eps))                      ->   rms_norm(x, [D], weight, eps)
     weight * ((x - m) * rsqrt(mean((x - m) ** 2) + eps)) + bias   ->   layer_norm(x, [D], weight, bias, eps)
+    x * rsqrt(sum(x ** 2) + eps)                                  ->   rms_norm(x, [D], eps=eps / D) / sqrt(D)
+    (x - m) * rsqrt(var(x) + eps), of the unbiased variance       ->   likewise, with (D - 1) / D
 
 Operands that are cast to a wider type are computed in it in both forms; the product with the weight is rounded once
 less. Generated kernels are the same for both forms. A layer norm becomes the RMS norm of centered rows, as the program
@@ -19,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from ..rewrites.binding import Binding
-from ..rewrites.graph import describe, dtype, is_tensor, op_name, val
+from ..rewrites.graph import describe, dtype, is_tensor, op_name, shape, val
 from ..rewrites.pattern import cast, choose, optional
 from ..rewrites.reason import Reason
 from ..rewrites.rule import ROUNDING, register_pattern
@@ -39,6 +41,20 @@ def eps_is_a_number(eps: Any) -> Reason | None:
         return None
     nodes = (eps,) if is_tensor(eps) else ()
     return Reason("eps-not-a-number", "the epsilon under the root is computed", nodes, "a number", describe(eps))
+
+
+def row_is_known(match: Binding) -> Reason | None:
+    """Sums and unbiased variances become means, with another epsilon: of rows whose size is a number."""
+    x = match.operands["x"]
+    if _statistic(match, {}) == "mean" or isinstance(shape(x)[-1], int):
+        return None
+    message = f"the statistics are no means, and the rows of {describe(x)} have a symbolic size"
+    return Reason("rows-of-symbolic-size", message, (x,), "a number", str(shape(x)[-1]))
+
+
+def _statistic(match: Binding, policy: Mapping[str, str]) -> str:
+    """The statistic under the root: a mean, a sum, or an unbiased variance."""
+    return dict(match.tags).get("statistic", "mean")
 
 
 def casts_keep_values(match: Binding) -> Reason | None:
@@ -110,30 +126,42 @@ _COMPUTED_EPS: dict[str, Any] = {"eps": T("1", values="positive"), "refused": "e
 @register_pattern(
     "rms_norm",
     family="normalization",
-    replacement=lambda x, weight, eps, *, result, compute: _as(_rms_norm(x, weight, eps, compute), result),
+    replacement=lambda x, weight, eps, *, result, compute, statistic: _as(
+        _rms_norm(_as(x, compute), weight, eps, statistic), result
+    ),
     samples=[
         _sample(),
         _sample(x=T("B 16"), weight="first"),
         _sample(x=T("1 16")),
         _sample(x=_SHORT, weight="no", eps=0.01),
+        _sample(weight="no", statistic="sum", eps=0.01),
         _sample(**_COMPLEX),
         _sample(**_COMPUTED_EPS),
     ],
-    guards=(floating, eps_is_a_number, casts_keep_values),
+    guards=(floating, eps_is_a_number, row_is_known, casts_keep_values),
     dims={"x": "... D", "weight": "D"},
     numbers=("eps",),
-    derived={"result": result_dtype, "compute": compute_dtype},
+    derived={"result": result_dtype, "compute": compute_dtype, "statistic": _statistic},
     numerics=ROUNDING,
     profitable=True,  # the same generated kernels, or one library call instead of six
 )
 def rms_norm(x: Any, weight: Any, eps: Any) -> Any:
     """weight * x / sqrt(mean(x ** 2) + eps)  ->  rms_norm(x, [D], weight, eps), with the casts that models have."""
-    mean_square = torch.mean(torch.pow(_of_row(x), 2.0), [-1], True)
+    mean_square = choose(
+        "statistic",
+        mean=lambda: torch.mean(torch.pow(_of_row(x), 2.0), [-1], True),
+        sum=lambda: torch.sum(torch.pow(_of_row(x), 2.0), [-1], True),
+    )
     return optional("recast", _normalized(mean_square, eps, lambda: _of_element(x), weight), cast)
 
 
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, compute: torch.dtype) -> torch.Tensor:
-    return F.rms_norm(_as(x, compute), x.shape[-1:], _as(weight, compute), float(eps))
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, statistic: str) -> torch.Tensor:
+    """The norm with statistics that are `count` times a mean: count * mean + eps = count * (mean + eps / count)."""
+    n, weight = x.shape[-1:], _as(weight, x.dtype)
+    if statistic == "mean":
+        return F.rms_norm(x, n, weight, float(eps))
+    count = float(n[0]) if statistic == "sum" else n[0] / (n[0] - 1)
+    return F.rms_norm(x, n, weight, float(eps) / count) * count**-0.5
 
 
 def _as(x: Any, to: torch.dtype) -> Any:
@@ -141,18 +169,20 @@ def _as(x: Any, to: torch.dtype) -> Any:
     return x if x is None or x.dtype == to else x.to(to)
 
 
-def _layer_norm(x: torch.Tensor, weight: Any, bias: Any, eps: float, compute: torch.dtype) -> torch.Tensor:
+def _layer_norm(
+    x: torch.Tensor, weight: Any, bias: Any, eps: float, compute: torch.dtype, statistic: str
+) -> torch.Tensor:
     """In parts, which generated code fuses, and at least in float32, so that rounding comes last."""
     wide = _as(x, torch.promote_types(compute, torch.float32))
-    normal = F.rms_norm(wide - wide.mean(-1, keepdim=True), x.shape[-1:], _as(weight, wide.dtype), float(eps))
+    normal = _rms_norm(wide - wide.mean(-1, keepdim=True), weight, eps, statistic)
     return normal if bias is None else normal + bias
 
 
 @register_pattern(
     "layer_norm",
     family="normalization",
-    replacement=lambda x, weight, bias, eps, *, result, compute: _as(
-        _layer_norm(x, weight, bias, eps, compute), result
+    replacement=lambda x, weight, bias, eps, *, result, compute, statistic: _as(
+        _layer_norm(x, weight, bias, eps, compute, statistic), result
     ),
     samples=[
         _sample(bias=T("16")),
@@ -162,13 +192,14 @@ def _layer_norm(x: torch.Tensor, weight: Any, bias: Any, eps: float, compute: to
         _sample(x=T("1 16"), shift="no"),
         _sample(x=_SHORT, weight="no", shift="no", eps=0.01),
         _sample(weight="no", bias=T("16")),
+        _sample(bias=T("16"), statistic="variance", eps=0.01),
         _sample(bias=T("16"), **_COMPLEX),
         _sample(bias=T("16"), **_COMPUTED_EPS),
     ],
-    guards=(floating, eps_is_a_number, casts_keep_values),
+    guards=(floating, eps_is_a_number, row_is_known, casts_keep_values),
     dims={"x": "... D", "weight": "D", "bias": "D"},
     numbers=("eps",),
-    derived={"result": result_dtype, "compute": compute_dtype},
+    derived={"result": result_dtype, "compute": compute_dtype, "statistic": _statistic},
     numerics=ROUNDING,
     profitable=True,  # the same generated kernels
 )
@@ -179,7 +210,11 @@ def layer_norm(x: Any, weight: Any, bias: Any, eps: Any) -> Any:
         return _of_element(x) - torch.mean(_of_row(x), [-1], True)
 
     squared = choose("square", pow=lambda: torch.pow(centered(), 2.0), product=lambda: centered() * centered())
-    variance = torch.mean(squared, [-1], True)
+    variance = choose(
+        "statistic",
+        mean=lambda: torch.mean(squared, [-1], True),
+        variance=lambda: torch.var(_of_row(x), [-1], keepdim=True),
+    )
     weighted = _normalized(variance, eps, centered, weight)
 
     def folded() -> Any:

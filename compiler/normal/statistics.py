@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape, val
 from ...rewrites.respell import Respelling, respelling
 from ...rewrites.symbolic import known_equal, product, same_shape
+from . import builders
 from .analysis import is_float, is_literal, like, same_value, uniform
 from .scale import scale_of
 
@@ -88,15 +90,31 @@ _OF_EACH = ("aten.rsqrt", "aten.sqrt", "aten.reciprocal", "aten.add", "aten.mul"
 @respelling("aten.reshape")
 def kept_dims(node: fx.Node, edit: Editor) -> fx.Node | None:
     """reshape(mean(x, [-1]), [..., 1])  ->  mean(x, [-1], True); also of rsqrt(mean(x, [-1]) + eps), and of sums."""
-    inner = node.args[0]
-    if sees(node, inner, *_REDUCTIONS):
-        return _with_dims(node, edit, inner)
-    path = [inner]
-    while sees(node, path[-1], *_OF_EACH) and not any(is_tensor(a) for a in path[-1].args[1:]):
+    return _kept(node, edit, node.args[0], shape(node))
+
+
+@respelling("aten.sub", "aten.mul")
+def leading_dims(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """sub(x, mean(x, [0]))  ->  sub(x, mean(x, [0], True)); also mul(x, rsqrt(mean(x, [0, 1]) + eps))."""
+    n = rank(node)
+    for x, row in (node.args[:2], node.args[1::-1]):
+        if not is_tensor(x) or not is_tensor(row) or not 0 < rank(row) < n or rank(x) != n:
+            continue
+        kept = _kept(node, edit, row, [1] * (n - rank(row)) + list(shape(row)))
+        if kept is not None:
+            args = [kept if a is row else a for a in node.args]
+            return edit.call(node.target, *args, **node.kwargs)
+    return None
+
+
+def _kept(user: fx.Node, edit: Editor, row: fx.Node, sizes: Sequence[Any]) -> fx.Node | None:
+    """A reduction, or a chain of elementwise calls of one, whose dims are kept with size 1: a value of these sizes."""
+    path = [row]
+    while sees(user, path[-1], *_OF_EACH) and not any(is_tensor(a) for a in path[-1].args[1:]):
         path.append(path[-1].args[0])
-    if len(path) < 2 or not sees(node, path[-1], *_REDUCTIONS):
+    if not sees(user, path[-1], *_REDUCTIONS):
         return None
-    result = _with_dims(node, edit, path[-1])
+    result = _with_dims(edit, path[-1], sizes)
     for call in reversed(path[:-1]):
         result = None if result is None else edit.call(call.target, result, *call.args[1:], **call.kwargs)
     return result
@@ -118,16 +136,44 @@ def dropped_dims(node: fx.Node, edit: Editor) -> fx.Node | None:
     return edit.call(call.target, x, dims)
 
 
-def _with_dims(node: fx.Node, edit: Editor, call: fx.Node) -> fx.Node | None:
-    """A reduction that keeps its dims with size 1, if it has the shape of `node`."""
+def _with_dims(edit: Editor, call: fx.Node, sizes: Sequence[Any]) -> fx.Node | None:
+    """A reduction that keeps its dims with size 1, if it has these sizes then."""
     values = arguments(call)
     x, dims = values["self"], _dims(values)
     if dims is None or values.get("keepdim") or values.get("dtype") not in (None, dtype(x)) or not is_float(x):
         return None
     gone = {d % rank(x) for d in dims if rank(x)}  # of a number, dims name nothing
-    if not same_shape(shape(node), [1 if d in gone else s for d, s in enumerate(shape(x))]):
+    if not same_shape(sizes, [1 if d in gone else s for d, s in enumerate(shape(x))]):
         return None
     return edit.call(call.target, x, dims, True)
+
+
+@respelling("aten.mean")
+def mean_of_means(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """mean(mean(x, [-1], True), [-2], True)  ->  mean(x, [-2, -1], True), for other dims."""
+    inner, values = node.args[0], arguments(node)
+    if not sees(node, inner, "aten.mean") or not is_float(inner.args[0]) or dtype(inner.args[0]) != dtype(node):
+        return None
+    within = arguments(inner)
+    n = rank(inner.args[0])
+    first, second = dims_of(within, n), dims_of(values, n)
+    if first is None or second is None or set(first) & set(second) or dtype(inner) != dtype(node):
+        return None
+    if not within.get("keepdim") or not values.get("keepdim"):
+        return None
+    return edit.call(aten.mean.dim, within["self"], sorted(first + second), True)
+
+
+@respelling("aten.matmul")
+def product_with_ones(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """matmul(x, full([n, 1], c))  ->  mul(sum(x, [-1], True), c), for a number `c`."""
+    x, ones = node.args
+    if rank(ones) != 2 or rank(x) < 2 or not known_equal(shape(ones)[1], 1) or not is_float(x):
+        return None
+    number = uniform(ones)
+    if not number or not math.isfinite(number) or dtype(node) != dtype(x):
+        return None
+    return builders.scaled(edit, edit.call(aten.sum.dim_IntList, x, [-1], True), number)
 
 
 @respelling("aten.pow", "aten.mul")
@@ -234,5 +280,6 @@ def _dims(values: dict[str, Any]) -> list[int] | None:
 
 STATISTICS: tuple[Respelling, ...] = (
     power_as_root, reciprocal_root, division_by_root, sum_as_mean, variance, variance_and_mean, kept_dims,
-    dropped_dims, squared_root, squares_minus_square, variance_is_positive,
+    leading_dims, dropped_dims, mean_of_means, product_with_ones, squared_root, squares_minus_square,
+    variance_is_positive,
 )  # fmt: skip
