@@ -26,6 +26,7 @@ from ..rewrites.reason import Reason
 from ..rewrites.rule import ROUNDING, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import hint, same_shape
+from .activations_overlooked import overlooked_activations
 
 TANH_ROOT = math.sqrt(2 / math.pi)
 ERF_ROOT = math.sqrt(0.5)
@@ -147,6 +148,7 @@ def gelu(x: Any, root: Any) -> Any:
     guards=(floating,),
     numerics=ROUNDING,
     profitable=True,  # one pass over memory instead of two, and only x is saved for the backward
+    overlooked=overlooked_activations,
 )
 def silu(x: Any) -> Any:
     """x * sigmoid(x)  ->  silu(x). x / (1 + exp(-x)) only without gradients, which are NaN if exp(-x) is inf."""

@@ -26,6 +26,7 @@ from ..rewrites.pattern import cast, choose, optional
 from ..rewrites.reason import Reason
 from ..rewrites.rule import ROUNDING, register_pattern
 from ..rewrites.sample import Sample, T
+from .normalization_overlooked import overlooked_norms
 
 
 def floating(x: Any) -> Reason | None:
@@ -144,6 +145,7 @@ _COMPUTED_EPS: dict[str, Any] = {"eps": T("1", values="positive"), "refused": "e
     derived={"result": result_dtype, "compute": compute_dtype, "statistic": _statistic},
     numerics=ROUNDING,
     profitable=True,  # the same generated kernels, or one library call instead of six
+    overlooked=overlooked_norms,
 )
 def rms_norm(x: Any, weight: Any, eps: Any) -> Any:
     """weight * x / sqrt(mean(x ** 2) + eps)  ->  rms_norm(x, [D], weight, eps), with the casts that models have."""

@@ -24,6 +24,7 @@ from ..rewrites.reason import Reason
 from ..rewrites.rule import ROUNDING, Candidate, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import same_shape
+from .rotary_overlooked import overlooked_rotations
 
 FORM = "form"  # the tag that names the spelling
 _BY_PRODUCTS = ("products", "pairs of products")  # joined by cat, by stack
@@ -189,6 +190,7 @@ _WRONG: dict[str, Any] = {"x": T("B S 8", dtype=torch.complex64), "refused": "dt
     numbers=("half",),
     derived={"form": form, "result": result_dtype},
     numerics=ROUNDING,
+    overlooked=overlooked_rotations,
     profitable=True,  # a quarter less traffic if operators are calls; no scratch memory in generated code
 )
 def rotary(  # noqa: PLR0913 - the operands of all spellings

@@ -109,6 +109,22 @@ def softplus_by_exponent(node: fx.Node, edit: Editor) -> fx.Node | None:
     return edit.call(aten.softplus.default, total.args[0])
 
 
+@respelling("aten.add")
+def softplus_of_amounts(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """tanh(add(relu(x), log1p(exp(mul(abs(x), -1)))))  ->  tanh(softplus(x)), if no gradient is wanted."""
+    if node.kwargs or wants_gradient(node) or not all(sees(None, user, "aten.tanh") for user in node.users):
+        return None
+    for positive, rest in (node.args, node.args[::-1]):
+        x = positive.args[0] if sees(node, positive, "aten.relu", "aten.clamp_min") else None
+        if not is_float(x) or not like(node, x) or positive.args[1:] not in ((), (0,)):
+            continue
+        exponent: Any = rest.args[0] if sees(node, rest, "aten.log1p") else None
+        amount, factor = _scaled(exponent, exponent.args[0]) if sees(node, exponent, "aten.exp") else (node, 0.0)
+        if factor == -1 and sees(node, amount, "aten.abs") and amount.args[0] is x:
+            return edit.call(aten.softplus.default, x)
+    return None
+
+
 @respelling("aten.logaddexp")
 def sum_with_one(node: fx.Node, edit: Editor) -> fx.Node | None:
     """logaddexp(x, zeros)  ->  softplus(x)."""
@@ -119,5 +135,6 @@ def sum_with_one(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 CURVES: tuple[Respelling, ...] = (
-    odd_curve, curve_from_another, logarithm_of_sigmoid, sigmoid_by_exponent, softplus_by_exponent, sum_with_one,
+    odd_curve, curve_from_another, logarithm_of_sigmoid, sigmoid_by_exponent, softplus_by_exponent,
+    softplus_of_amounts, sum_with_one,
 )  # fmt: skip

@@ -27,13 +27,15 @@ aten = torch.ops.aten
 
 @respelling("aten.pow")
 def power_as_root(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """pow(x, -0.5)  ->  rsqrt(x);  pow(x, 0.5)  ->  sqrt(x).
+    """pow(x, -0.5)  ->  rsqrt(x);  pow(x, 0.5)  ->  sqrt(x);  pow(x, -1)  ->  reciprocal(x).
 
     Only if eager computes it so: for tensor exponents, and for 16-bit types on CPUs, -0.0 gives 0.0 and -inf gives inf.
     """
     x, exponent = node.args
-    if not is_float(x) or not like(node, x) or not isinstance(exponent, float):
+    if not is_float(x) or not like(node, x) or not is_literal(exponent):
         return None
+    if exponent == -1:
+        return edit.call(aten.reciprocal.default, x)
     if dtype(x) == torch.float16 and val(x).device.type == "cpu":
         return None
     roots = {-0.5: aten.rsqrt.default, 0.5: aten.sqrt.default}

@@ -69,6 +69,19 @@ def pairs_of_complex(node: fx.Node, edit: Editor) -> fx.Node | None:
     )
 
 
+@respelling("aten.cat")
+def halves_of_complex(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """cat([real(z), imag(z)], -1)  ->  reshape(permute(view_as_real(z), [..., -1, -2]), sizes)."""
+    parts = _parts(node, node)
+    if parts is None:
+        return None
+    (z, first), (other, second) = (_part_of_complex(node, part) for part in parts)
+    if z is None or z is not other or (first, second) != (0, 1):
+        return None
+    pairs = edit.call(aten.view_as_real.default, z)
+    return builders.reshape(edit, node, builders.swap_last(edit, node, pairs), shape(node))
+
+
 def _part_of_complex(user: fx.Node, node: Any) -> tuple[fx.Node | None, int]:
     """(z, 0) of real(z), and (z, 1) of imag(z)."""
     if sees(user, node, "aten.real", "aten.imag"):
@@ -237,6 +250,7 @@ TURNS: tuple[Respelling, ...] = (
     stacked_in_a_row,
     complex_of_pairs,
     pairs_of_complex,
+    halves_of_complex,
     turned_back,
     turned_back_by_difference,
     pair_by_products,

@@ -60,11 +60,43 @@ GATES = {
 }
 BY_EXPONENTS = {  # whose gradients are NaN where the exponent overflows
     "silu": (lambda x: x / (1 + torch.exp(-x)), "silu"),
+    "silu by a power": (lambda x: (torch.exp(-x) + 1).pow(-1) * x, "silu"),
     "silu by a reciprocal": (lambda x: torch.reciprocal(torch.exp(-x) + 1) * x, "silu"),
     "silu among factors": (lambda x: x.flip(0) * x / (torch.exp(-x) + 1), "silu"),
     "gelu": (lambda x: x / (1 + torch.exp(-2 * ROOT * (x + 0.044715 * x * x * x))), "gelu_tanh"),
     "mish": (lambda x: x * torch.tanh(torch.log1p(torch.exp(x))), "mish"),
     "mish by a logarithm": (lambda x: x * torch.tanh(torch.log(1 + x.exp())), "mish"),
+}
+OF_AMOUNTS = {
+    "relu": lambda x: x * torch.tanh(torch.relu(x) + torch.log1p(torch.exp(-x.abs()))),
+    "clamp": lambda x: x * torch.tanh((-x.abs()).exp().log1p() + x.clamp(min=0)),
+}
+OVERLOOKED = {  # activation, what is told, and the same where gradients are wanted
+    "exponent on both sides": (lambda x: x * x.exp() / (1 + x.exp()), "silu", "except", "except"),
+    "mish by algebra": (lambda x: x * (n := x.exp() * (x.exp() + 2)) / (n + 2), "mish", "except", "except"),
+    "mish by squares": (lambda x: x * (1 - 2 / ((1 + x.exp()) ** 2 + 1)), "mish", "spelling", "gradient"),
+    "mish of amounts": (OF_AMOUNTS["relu"], "mish", "", "spelling"),
+    "a difference of exponents": (
+        lambda x: 0.5 * x * (1 + ((u := ROOT * (x + 0.044715 * x**3)).exp() - (-u).exp()) / (u.exp() + (-u).exp())),
+        "gelu_tanh",
+        "except",
+        "except",
+    ),
+    "choice": (
+        lambda x: x * torch.where(x >= 0, 1 / (1 + (-x).exp()), x.exp() / (1 + x.exp())),
+        "silu",
+        "spelling",
+        "gradient",
+    ),
+    "power": (lambda x: x / (1 + math.e ** (-x)), "silu", "spelling", "gradient"),
+    "difference": (lambda x: x - x * torch.sigmoid(-x), "silu", "spelling", "spelling"),
+    "gelu of amounts": (
+        lambda x: 0.5 * (x + x.abs() * torch.erf(x.abs() / math.sqrt(2))),
+        "gelu",
+        "spelling",
+        "spelling",
+    ),
+    **{n: (f, r, "", "gradient") for n, (f, r) in BY_EXPONENTS.items() if "factors" not in n},
 }
 NOT_GATES = {
     "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
@@ -127,6 +159,30 @@ def test_by_exponents_where_no_gradient_is_wanted(name: str, training: bool) -> 
     found = rewritten(function, trained(given) if training else given)
     assert found.count("activation") == found.count(rule) == int(not training), found.record.near_misses
     assert_agrees(function, found.run, given)
+
+
+@pytest.mark.parametrize("name", OF_AMOUNTS)
+def test_mish_of_amounts(name: str) -> None:
+    given = [torch.cat([X.flatten(), torch.tensor([0.0, 300.0, -300.0, float("inf"), float("nan")])])]
+    found = rewritten(OF_AMOUNTS[name], given)
+    assert found.count("mish") == 1, found.record.near_misses
+    assert_agrees(OF_AMOUNTS[name], found.run, given)
+
+
+@takes_turns("training")
+@BOTH
+@pytest.mark.parametrize("name", OVERLOOKED)
+def test_overlooked(name: str, training: bool) -> None:
+    """A formula that is an activation is told of: what differs, or that no rule knows it."""
+    function, rule, *told = OVERLOOKED[name]
+    found = rewritten(function, trained([X]) if training else [X])
+    messages = [m.message for m in found.record.near_misses if m.code in ("exponents-overflow", "spelling-unknown")]
+    if not told[training]:
+        assert found.count(rule) == 1 and not messages
+        return
+    (message,) = messages
+    assert not found.count("activation") and f"this is {rule} of" in message and told[training] in message
+    assert_agrees(function, found.run, trained([X]) if training else [X])
 
 
 def test_a_logarithm_of_exponents_that_is_no_gate_stays() -> None:

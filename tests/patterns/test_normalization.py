@@ -130,6 +130,34 @@ NEITHER: dict[str, Callable[..., Any]] = {
 }
 
 
+EPS_OUTSIDE, BOUND, NO_EPS = "outside of the root", "a bound from below", "no eps"
+length = torch.linalg.vector_norm
+OVERLOOKED: dict[str, tuple[Callable[..., Any], str]] = {
+    "eps outside": (lambda x, w, b: x / (torch.sqrt(mean(x * x)) + EPS) * w, EPS_OUTSIDE),
+    "deviation and eps": (NEITHER["deviation and eps"], EPS_OUTSIDE),
+    "length and eps": (lambda x, w, b: x / (length(x, dim=-1, keepdim=True) / 8**0.5 + EPS) * w, EPS_OUTSIDE),
+    "unbiased deviation": (lambda x, w, b: (x - mean(x)) / (x.std(-1, keepdim=True) + EPS), "variance is unbiased"),
+    "bound": (lambda x, w, b: x / torch.sqrt(mean(x * x)).clamp(min=EPS) * w, BOUND),
+    "bound under the root": (lambda x, w, b: x * torch.rsqrt(mean(x * x).clamp(min=EPS)) * w, BOUND),
+    "normalize": (lambda x, w, b: torch.nn.functional.normalize(x, dim=-1) * x.shape[-1] ** 0.5 * w, BOUND),
+    "normalize by a number": (lambda x, w, b: torch.nn.functional.normalize(x, dim=-1) * 8**0.5 * w, BOUND),
+    "no eps": (lambda x, w, b: x * torch.rsqrt(mean(x * x)) * w, NO_EPS),
+    "length": (lambda x, w, b: x / x.norm(dim=-1, keepdim=True) * 8**0.5 * w, NO_EPS),
+    "sum of squares and eps": (lambda x, w, b: x / (x.square().sum(-1, True).sqrt() * 8**-0.5 + EPS), EPS_OUTSIDE),
+    "another view": (
+        lambda x, w, b: (x - x.flatten(1).mean(1)[:, None, None]) / (x.flatten(1).var(1) + EPS).sqrt()[:, None, None],
+        "another view",
+    ),
+}
+NO_NORMS: dict[str, Callable[..., Any]] = {
+    "unit vectors": lambda x, w, b: torch.nn.functional.normalize(x, dim=-1) * w,
+    "weight norm": lambda x, w, b: x / x.norm(dim=-1, keepdim=True) * 3.0,
+    "sum of amounts": lambda x, w, b: x / (x.abs().sum(-1, keepdim=True) + EPS) * 8**0.5,
+    "whole tensor": lambda x, w, b: (x - x.mean()) / (x.std() + EPS),
+    "softmax by hand": lambda x, w, b: x.exp() / x.exp().sum(-1, keepdim=True),
+    "another value": lambda x, w, b: b / (torch.sqrt(mean(x * x)) + EPS),
+}
+
 IMAGES = normal(2, 8, 3, 5) + 0.3
 
 
@@ -256,6 +284,22 @@ def test_neither(name: str, training: bool) -> None:
     found = rewritten(NEITHER[name], given)
     assert found.count("normalization") == 0
     assert_agrees(NEITHER[name], found.run, given)
+
+
+@one_row_in(2)
+@takes_turns("dynamic")
+@BOTH
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", [*OVERLOOKED, *NO_NORMS])
+def test_overlooked(name: str, training: bool, dynamic: bool) -> None:
+    """What differs from a norm near zero is told, in one line."""
+    function, word = OVERLOOKED.get(name) or (NO_NORMS[name], "")
+    given = trained([X, W, BIAS]) if training else [X, W, BIAS]
+    found = rewritten(function, given, dynamic=dynamic)
+    told = [miss.message for miss in found.record.near_misses if miss.code == "norm-differs"]
+    assert [word in message for message in told] == [True] * bool(word), told
+    assert found.count("normalization") == 0
+    assert_agrees(function, found.run, given)
 
 
 @takes_turns("training")

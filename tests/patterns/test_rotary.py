@@ -121,6 +121,9 @@ BY_PRODUCTS: dict[str, Callable[..., Any]] = {
     "signs in the table": lambda x, c, s: (
         x * torch.cat([c, c], -1) + torch.cat([x[..., 4:], x[..., :4]], -1) * torch.cat([-s, s], -1)
     ),
+    "complex halves": lambda x, c, s: torch.cat(
+        [(z := torch.complex(x[..., :4], x[..., 4:]) * torch.complex(c, s)).real, z.imag], -1
+    ),
     "rolled": lambda x, c, s: x * torch.cat([c, c], -1) + torch.roll(x, 4, -1) * torch.cat([-s, s], -1),
     "flipped": lambda x, c, s: (
         x * torch.cat([c, c], -1)
@@ -149,6 +152,74 @@ NO_TURNS: dict[str, Callable[..., Any]] = {
     ),
     "rolled by a quarter": lambda x, c, s: x * torch.cat([c, c], -1) + torch.roll(x, 2, -1) * torch.cat([-s, s], -1),
 }
+
+
+def written(first: Any, second: Any, value: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that writes the two values of `value` to these parts of rows."""
+
+    def function(x, c, s):
+        out = torch.empty_like(x)
+        out[..., first], out[..., second] = value(x, c, s)
+        return out
+
+    return function
+
+
+def turn(x, c, s):
+    return x[..., :4] * c - x[..., 4:] * s, x[..., 4:] * c + x[..., :4] * s
+
+
+def turn_of_neighbours(x, c, s):
+    return x[..., ::2] * c - x[..., 1::2] * s, s * x[..., ::2] + x[..., 1::2] * c
+
+
+def turned_in_place(x, c, s):
+    rotated = written(slice(0, None, 2), slice(1, None, 2), lambda x, *_: (-x[..., 1::2], x[..., ::2]))(x, c, s)
+    return x * c.repeat_interleave(2, -1) + rotated * s.repeat_interleave(2, -1)
+
+
+def matrices(c, s):
+    return torch.stack([torch.stack([c, -s], -1), torch.stack([s, c], -1)], -2)
+
+
+FIRST, SECOND = slice(0, 4), slice(4, None)
+OVERLOOKED: dict[str, tuple[Callable[..., Any], str]] = {
+    "halves written in place": (written(FIRST, SECOND, turn), "written-in-parts"),
+    "neighbours written in place": (
+        written(slice(0, None, 2), slice(1, None, 2), turn_of_neighbours),
+        "written-in-parts",
+    ),
+    "turned in place": (turned_in_place, "written-in-parts"),
+    "matrices": (
+        lambda x, c, s: (matrices(c, s) @ x.unflatten(-1, (4, 2)).unsqueeze(-1)).flatten(-3),
+        "turned-by-matrices",
+    ),
+    "matrices by einsum": (
+        lambda x, c, s: torch.einsum("sdij,bhsdj->bhsdi", matrices(c, s), x.unflatten(-1, (4, 2))).flatten(-2),
+        "turned-by-matrices",
+    ),
+    "other values written in place": (
+        written(FIRST, SECOND, lambda x, c, s: (x[..., :4] * c - x[..., 4:] * s, x[..., 4:] * c + x[..., 4:] * s)),
+        "",
+    ),
+    "halves copied": (written(FIRST, SECOND, lambda x, c, s: (x[..., :4] * c, x[..., 4:])), ""),
+    "matrices of other entries": (
+        lambda x, c, s: torch.stack([c, -s, c, s], -1).unflatten(-1, (2, 2)) @ x.unflatten(-1, (4, 2)).unsqueeze(-1),
+        "",
+    ),
+}
+
+
+@takes_turns("training")
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", OVERLOOKED)
+def test_overlooked(name: str, training: bool) -> None:
+    """Why a rotation is not replaced is told, of other values nothing."""
+    function, code = OVERLOOKED[name]
+    given = [*trained([X]), COS[:, :4], SIN[:, :4]] if training else [X, COS[:, :4], SIN[:, :4]]
+    found = rewritten(function, given)
+    assert found.count("rotary") == 0 and found.codes == ({code} if code else set())
+    assert_agrees(function, found.run, given)
 
 
 @pytest.mark.parametrize("name", NO_TURNS)
