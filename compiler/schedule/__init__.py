@@ -16,7 +16,7 @@ from dataclasses import replace
 from ...rewrites.switches import allowed
 from ..ir.kernel import Kernel
 from ..ir.program import Buffer, Definition, Extern, Program
-from .buffer_order import in_reading_order
+from .buffer_order import as_folds_read, in_reading_order
 from .call_packing import pack_calls
 from .check import ScheduleFault, check_schedule
 from .dependences import live
@@ -69,6 +69,8 @@ def _scheduled(program: Program, fuse: bool, target: Target) -> Schedule:
         items = [by_groups(item) for item in items]
         buffers = in_reading_order(items, buffers, program.outputs)
         items, buffers = narrow_integers(items, buffers, program.outputs)
+    if fuse:
+        buffers = as_folds_read(items, buffers, program.outputs)
     program = split_reductions(Program(buffers, items, program.outputs, program.examples), target)
     steps, log = _fused(program, fuse, target)
     log.inlined.extend(inlined)

@@ -22,7 +22,11 @@ from typing import Any
 from ..ir.index.index import Index, Var, atoms
 from ..ir.program import Buffer, Definition, Extern, Item, Store
 from ..ir.value import Load
+from .affine import digits
 from .dependences import loads
+from .flat_access import flatten
+from .groups import FEW
+from .profit import guess
 
 _OFTEN = 8  # times that elements are read by neighbours in one order, before they are written in it
 
@@ -46,6 +50,42 @@ def in_reading_order(items: Sequence[Item], buffers: Mapping[str, Buffer], outpu
         if dim is not None:
             found[name] = replace(buffer, strides=_strides(buffer.sizes, dim))
     return found
+
+
+def as_folds_read(items: Sequence[Item], buffers: Mapping[str, Buffer], outputs: Iterable[str]) -> dict[str, Buffer]:
+    """The buffers, results of folds with the order of what is folded, so that neighbours are read and written together.
+
+        mean[i, k] = fold over j < 48 of x[i + 4*j + 192*k]        i < 4, k < 40        ->   mean of strides (1, 4)
+
+    Arguments as above.
+    """
+    kept = {*outputs, *(n for i in items if isinstance(i, Extern) for n in (*i.reads, *i.writes))}
+    definitions = [item for item in items if isinstance(item, Definition)]
+    writers = Counter(store.buffer for item in definitions for store in item.stores)
+    found = dict(buffers)
+    for item in definitions:
+        if item.scan or not item.reductions or math.prod(map(guess, (v.extent for v in item.reduced))) < FEW:
+            continue
+        for store in item.stores:
+            if writers[store.buffer] == 1 and store.buffer not in kept and _is_movable(buffers[store.buffer]):
+                found[store.buffer] = _as_read(item, store, buffers)
+    return found
+
+
+def _as_read(item: Definition, store: Store, buffers: Mapping[str, Buffer]) -> Buffer:
+    """The buffer of a fold's results with dims in the order in which the first load that steps all of them does."""
+    buffer = buffers[store.buffer]
+    dims = {v: d for d, index in enumerate(store.indices) for v in item.loops if index == v.index()}
+    long = [d for d, size in enumerate(buffer.sizes) if size != 1]
+    if sorted(dims.values()) != long:
+        return buffer
+    for load in loads(flatten(replace(item, stores=()), buffers)):
+        seen = digits(load.indices[0]) if load.indices else None
+        strides = {d: seen.stride(v) for v, d in dims.items()} if seen is not None else {}
+        if strides and all(isinstance(n, int) and n for n in strides.values()):
+            order = sorted(range(len(buffer.sizes)), key=lambda d: -strides.get(d, math.inf))
+            return replace(buffer, strides=_dense(buffer.sizes, order))
+    return buffer
 
 
 def _wanted(buffer: Buffer, read: Counter[int | None], written: Counter[int | None]) -> int | None:
@@ -141,8 +181,13 @@ def _steps_by_one(index: Index, var: Var) -> bool:
 
 def _strides(sizes: Sequence[int], inner: int) -> tuple[int, ...]:
     """Dense strides with one dim innermost, the others in their order."""
+    return _dense(sizes, [*(d for d in range(len(sizes)) if d != inner), inner])
+
+
+def _dense(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps, of dims in an order, the outermost first."""
     strides, step = [0] * len(sizes), 1
-    for dim in (inner, *(d for d in reversed(range(len(sizes))) if d != inner)):
+    for dim in reversed(order):
         strides[dim] = step
         step *= sizes[dim]
     return tuple(strides)

@@ -23,7 +23,8 @@ from .dependences import values_in
 
 Part = Literal["map", "fold", "store", "scan"]
 
-_FEW = 4  # elements of a fold from which on loads decide about the order of loops
+FEW = 4  # elements of a fold from which on loads decide about the order of loops
+_PIECE = 16  # elements side by side that are folded together from which on they do not
 
 
 @dataclass(frozen=True)
@@ -190,19 +191,27 @@ def _axes_of(definition: Definition, axes: Axes) -> tuple[tuple[Var, ...], tuple
 
 
 def read_across(loops: Sequence[Var], folded: Sequence[Var], loads: Sequence[Any]) -> Var | None:
-    """The loop along which what is folded lies side by side; None if it lies so along a folded loop, or along none.
+    """The loop along which what is folded lies closest; None if pieces of memory are folded that are long themselves.
 
     Then memory is read in order, rather than that results, of which there are fewer, are written in order:
 
         for p < 512, c < 64: fold k < 16 of x[1024*p + 64*k + c];  y[512*c + p] = ...
     """
     many = extent_of(folded)
-    if isinstance(many, int) and many < _FEW:
+    if isinstance(many, int) and many < FEW:
         return None
-    seen = [digits(load) for load in loads]
-    moved = [x for x in seen if any(x.stride(v) != 0 for v in folded)]
-    along = [v for v in (*folded, *loops) if any(x.stride(v) == 1 for x in moved)]
-    return along[0] if along and along[0] in loops else None
+    for load in loads:
+        strides = {v: digits(load).stride(v) for v in (*loops, *folded)}
+        order = ascending(set(strides.values())) if 0 not in strides.values() else None
+        if order is None or not loops:
+            continue
+        piece: Any = 1
+        for v in sorted(folded, key=lambda v: order.index(strides[v])):
+            piece = mul(piece, v.extent) if strides[v] == piece else piece
+        if isinstance(piece, int) and piece < _PIECE:
+            return min(loops, key=lambda v: order.index(strides[v]))
+        return None
+    return None
 
 
 def by_stride(loops: Iterable[Var], offsets: Iterable[Any]) -> list[Var]:

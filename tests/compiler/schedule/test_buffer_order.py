@@ -9,7 +9,7 @@ from support.schedules import Builder, assert_same, op
 
 from regraft.compiler.ir.index.index import add, mul
 from regraft.compiler.schedule import CPU, GPU, inlining, schedule
-from regraft.compiler.schedule.buffer_order import in_reading_order
+from regraft.compiler.schedule.buffer_order import as_folds_read, in_reading_order
 
 N, HEADS = 12, 32
 
@@ -134,3 +134,34 @@ def test_writers_of_both_orders_stay():
 def test_results_stay():
     program = branches(lambda b, table: (table,))
     assert in_reading_order(program.items, program.buffers, program.outputs)["table"].strides == (HEADS, 1)
+
+
+@pytest.mark.parametrize("target", [CPU, GPU])
+@pytest.mark.parametrize(
+    ("strides", "expected"),
+    [
+        ((1, 40, 4), (1, 4)),  # memory in reverse
+        ((60, 10, 1), (6, 1)),
+        ((1, 4, 24), (1, 4)),
+        ((60, 1, 6), (6, 1)),
+    ],
+)
+def test_results_of_folds_lie_as_what_is_folded(strides, expected, target):
+    """The mean of 4 x 6 rows, and what is left without it."""
+    sizes = (4, 6, 10)
+    b = Builder()
+    x = b.given("x", sizes, strides)
+    mean = b.sum("mean", sizes[:2], sizes[2:], lambda i, r: x.at((*i, *r)))
+    rest = b.map("rest", sizes, lambda i: op("sub", x.at(i), mean.at(i[:2])), strides=strides)
+    found = assert_same(b.program(rest), target=target)
+    assert found.program.buffers["mean"].strides == expected
+    kept = schedule(b.program(rest, mean), target=target).program.buffers["mean"]
+    assert kept.strides == (6, 1)  # promised
+
+
+def test_results_of_few_elements_stay():
+    b = Builder()
+    x = b.given("x", (4, 6, 2), (1, 4, 24))
+    total = b.sum("total", (4, 6), (2,), lambda i, r: x.at((*i, *r)))
+    b.map("rest", (4, 6), lambda i: op("exp", total.at(i)))
+    assert as_folds_read(b.low.items, b.low.buffers, ())["total"].strides == (6, 1)

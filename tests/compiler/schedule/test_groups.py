@@ -49,8 +49,10 @@ def test_outer_axes_are_ordered_by_stride():
         ((6, 8, 5), (40, 1, 8), 8),  # channels last, folded along the last dim
         ((8, 6, 5), (1, 40, 8), 8),  # the slowest of the result is the fastest of what is read
         ((6, 8, 5), (1, 30, 6), 6),
-        ((6, 8, 5), (40, 5, 1), 48),  # rows: results decide, and both loops are one
-        ((6, 8, 5), (5, 30, 1), 8),
+        ((6, 8, 5), (40, 5, 1), 48),  # in the order of results, so that both loops are one
+        ((6, 8, 5), (5, 30, 1), 6),
+        ((8, 6, 32), (32, 256, 1), 6),  # long rows: results decide
+        ((8, 6, 4), (4, 32, 1), 8),  # short pieces: what lies beside them decides
         ((6, 8, 2), (16, 1, 8), 8),  # few elements, in the order of results anyway
         ((8, 6, 2), (1, 16, 8), 6),  # few elements: results decide
     ],
