@@ -6,8 +6,8 @@
 
 Linear layers are treated in the same way. A pass over the weights replaces a pass over the result. Frozen weights are
 computed once, in float64, and rounded once. Other weights are computed at each call, on CPUs, if that is measured to be
-faster, and unless gamma is trained: its gradient would be a sum over the weight's gradient, which is less precise than
-one over the normalized result. For GPUs, see `cudnn_convolution`.
+faster, and unless gamma or the variance is trained: its gradient would be a sum over the weight's gradient, which is
+less precise than one over the normalized result. For GPUs, see `cudnn_convolution`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..rewrites.pattern import ANYTHING, Call, Term, choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
+from .normalization_overlooked import overlooked_fixed_norms
 from .packing import only_changing, only_frozen, prepared
 
 # our name of a layer -> how many arguments follow its bias, and how a sample calls it
@@ -86,11 +87,12 @@ def _frozen(match: Binding, policy: Mapping[str, str]) -> Reason | None:
 
 
 def _changing(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """Not all are known, gamma is not trained, and on GPUs the norm would be part of the next kernel anyway."""
-    gamma = match.operands.get("gamma")
-    if gamma is not None and wants_gradient(gamma):
-        message = "gamma is trained, and its gradient is less precise by way of the weight's"
-        return Reason("gradient-less-precise", message, (gamma,), "no gradient", describe(gamma))
+    """Not all are known, no scale is trained, and on GPUs the norm would be part of the next kernel anyway."""
+    for name in ("gamma", "variance"):
+        scale = match.operands.get(name)
+        if scale is not None and wants_gradient(scale):
+            message = f"{name} is trained, and its gradient is less precise by way of the weight's"
+            return Reason("gradient-less-precise", message, (scale,), "no gradient", describe(scale))
     if val(match.operands["x"]).device.type == "cuda":
         message = "on GPUs the norm costs no pass of its own, and weights are not computed at every call for it"
         return Reason("fused-anyway", message, (match.operands["x"],))
@@ -198,6 +200,7 @@ def _samples() -> Iterator[Sample]:
     numbers=("eps",),
     derived={"layer": layer_call},
     numerics=Numerics(slack=4.0),
+    overlooked=overlooked_fixed_norms,
 )
 def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, gamma: Any, beta: Any, eps: Any) -> Any:
     """batch_norm(layer(x, weight, bias), gamma, beta, mean, variance) in evaluation; bias, gamma and beta optional."""

@@ -31,6 +31,7 @@ _OF_ROWS = frozenset(
 )  # fmt: skip
 _VIEWS = ("aten.reshape", "aten.permute")
 _OF_ELEMENTS = ("aten.pow", "aten.mul", "aten.div", "aten.abs", "aten.sub", "aten.to", *_VIEWS)
+_LAYERS = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution", "aten.linear")
 _MOST_VISITED = 16  # nodes between a quotient, its statistics and what they are of
 
 
@@ -49,6 +50,25 @@ def overlooked_norms(graph: fx.Graph) -> Iterator[tuple[fx.Node, Reason]]:
             if reason is not None:
                 yield node, reason
                 break
+
+
+def overlooked_fixed_norms(graph: fx.Graph) -> Iterator[tuple[fx.Node, Reason]]:
+    """Each centered result of a layer that is divided by the root of something, and what differs from a batch norm."""
+    for node in graph.nodes:
+        if op_name(node) not in ("aten.mul", "aten.div") or not is_tensor(node):
+            continue
+        for centered, scale in (node.args[:2], node.args[1::-1]):
+            if op_name(centered) != "aten.sub" or op_name(centered.args[0]) not in _LAYERS:
+                continue
+            path, variance = [], scale
+            while is_tensor(variance) and op_name(variance) in _OF_ROWS:
+                path.append(variance)
+                variance = next((a for a in variance.args if is_tensor(a) and rank(a) > 0), None)
+            roots = [i for i, n in enumerate(path) if op_name(n) in _ROOTS or _is_root(n)]
+            if roots and is_tensor(variance) and op_name(variance) not in _REDUCTIONS:
+                told = _of_eps([op_name(n) for n in path], roots[-1])
+                message = ", and ".join(told) or "its statistics are not known to have one number for each channel"
+                yield node, Reason("norm-differs", message, (path[0],), "rsqrt(variance + eps)", describe(path[0]))
 
 
 def _path(scale: Any) -> list[fx.Node] | None:
@@ -114,13 +134,7 @@ def _is_root(node: fx.Node) -> bool:
 
 def _differences(statistics: fx.Node, names: list[str], root: int) -> list[str]:
     """What a deviation has that a norm has not, in words; `root` is the place of the first root that is taken."""
-    told = []
-    if any(name in _BOUNDS for name in names):
-        told.append("a bound from below takes the place of the eps that a norm adds under the root")
-    elif "aten.add" in names[:root]:
-        told.append("eps is added outside of the root")
-    elif "aten.add" not in names and "aten.hypot" not in names:
-        told.append("no eps is added under the root, so that rows of zeros give NaN")
+    told = _of_eps(names, root)
     values = arguments(statistics)
     if op_name(statistics) in _VARIANCES and values.get("correction") != 0 and values.get("unbiased") is not False:
         told.append("the variance is unbiased")
@@ -128,6 +142,16 @@ def _differences(statistics: fx.Node, names: list[str], root: int) -> list[str]:
     if dims != list(range(dims[0], dims[-1] + 1)):
         told.append(f"the statistics are over dims {', '.join(map(str, dims))}, which do not lie side by side")
     return told
+
+
+def _of_eps(names: list[str], root: int) -> list[str]:
+    if any(name in _BOUNDS for name in names):
+        return ["a bound from below takes the place of the eps that a norm adds under the root"]
+    if "aten.add" in names[:root]:
+        return ["eps is added outside of the root"]
+    if "aten.add" not in names and "aten.hypot" not in names:
+        return ["no eps is added under the root, so that a deviation of zero gives NaN"]
+    return []
 
 
 def _meets_size(node: fx.Node, value: fx.Node, path: list[fx.Node]) -> bool:

@@ -50,7 +50,7 @@ def _vector(user: fx.Node, value: Any) -> Any:
     """The computed vector that is reshaped to one number for each channel; otherwise the value itself."""
     if not sees(user, value, "aten.reshape") or not _is_of_channels(user, value) or rank(value.args[0]) != 1:
         return value
-    return value.args[0] if sees(user, value.args[0], "aten.mul", "aten.sub", "aten.rsqrt") else value
+    return value.args[0] if sees(user, value.args[0], "aten.mul", "aten.sub", "aten.add", "aten.rsqrt") else value
 
 
 def _factors(user: fx.Node, node: Any) -> list[Any]:
@@ -74,9 +74,9 @@ def _statistics(
     y, beta, mean, moved = large, (shift, False), (None, False), _vector(user, shift)
     if sees(user, large, "aten.sub"):
         y, mean = large.args[0], (large.args[1], False)
-    elif sees(user, moved, "aten.sub"):
-        apart = moved is not shift
-        beta, factors = (moved.args[0], apart), _factors(user, moved.args[1])
+    elif (parts := _difference(user, moved)) is not None:
+        apart, factors = moved is not shift, parts[1]
+        beta = (parts[0], apart)
         others = [f for f in factors if not any(same_value(f, s) for s, vector in scale if vector == apart)]
         mean = (others[0], apart) if len(others) == 1 and len(factors) == 3 else mean
     variance, eps = root.args[0].args[:2]
@@ -86,6 +86,18 @@ def _statistics(
     if not all(_is_vector(user, s) if vector else _is_of_channels(user, s) for s, vector in statistics):
         return None
     return y, [s for s, _ in statistics], eps
+
+
+def _difference(user: fx.Node, value: Any) -> tuple[Any, list[Any]] | None:
+    """(a, factors of b) of ``a - b``, or of ``b * -1 + a``."""
+    if sees(user, value, "aten.sub"):
+        return value.args[0], _factors(user, value.args[1])
+    for subtracted, a in (value.args, value.args[::-1]) if sees(user, value, "aten.add") else ():
+        factors = _factors(user, subtracted)
+        if -1 in factors and is_tensor(a):
+            factors.remove(-1)
+            return a, factors
+    return None
 
 
 def _is_of_channels(node: fx.Node, value: Any) -> bool:
@@ -105,6 +117,39 @@ def _is_vector(node: fx.Node, value: Any) -> bool:
 def _normalized(node: fx.Node, edit: Editor, y: fx.Node, statistics: list[fx.Node], eps: float) -> fx.Node:
     rows = [builders.reshape(edit, node, s, [shape(node)[1]]) for s in statistics]
     return edit.call(aten.batch_norm.default, y, *rows, False, 0.1, eps, False)
+
+
+@respelling("aten.mul")
+def centered_by_hand(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """mul(sub(conv2d(x), m), rsqrt(add(v, eps)))  ->  batch_norm(conv2d(x), None, None, m, v, False, ...)."""
+    for centered, factor in (node.args, node.args[::-1]):
+        if not sees(node, centered, "aten.sub") or not sees(node, centered.args[0], *_LAYERS) or rank(node) < 2:
+            continue
+        y, mean, root = centered.args[0], centered.args[1], _vector(node, factor)
+        if not sees(node, root, "aten.rsqrt") or not sees(node, root.args[0], "aten.add") or centered.kwargs:
+            continue
+        variance, eps = root.args[0].args[:2]
+        fits = (_is_of_channels if root is factor else _is_vector)(node, variance) and _is_of_channels(node, mean)
+        if not fits or not is_literal(eps) or root.args[0].kwargs or not like(node, y) or not is_float(node):
+            continue
+        rows = [builders.reshape(edit, node, s, [shape(node)[1]]) for s in (mean, variance)]
+        return edit.call(aten.batch_norm.default, y, None, None, *rows, False, 0.1, eps, False)
+    return None
+
+
+@respelling("aten.add")
+def affine_after_norm(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """add(mul(batch_norm(y, None, None, m, v, False, ...), g), b)  ->  batch_norm(y, g, b, m, v, False, ...)."""
+    if node.kwargs or rank(node) < 2:
+        return None
+    for scaled, beta in (node.args, node.args[::-1]):
+        for norm, gamma in (scaled.args, scaled.args[::-1]) if sees(node, scaled, "aten.mul") else ():
+            if not sees(node, norm, "aten.batch_norm") or norm.args[1:3] != (None, None) or norm.args[5] is not False:
+                continue
+            if like(node, norm) and _is_of_channels(node, gamma) and _is_of_channels(node, beta):
+                rows = [builders.reshape(edit, node, s, [shape(node)[1]]) for s in (gamma, beta)]
+                return edit.call(aten.batch_norm.default, norm.args[0], *rows, *norm.args[3:])
+    return None
 
 
 @respelling("aten.batch_norm")
@@ -131,4 +176,4 @@ def norm_of_rows(node: fx.Node, edit: Editor) -> fx.Node | None:
     return builders.permute(edit, node, builders.reshape(edit, node, result, full), [0, 2, 1])
 
 
-FIXED_NORMS: tuple[Respelling, ...] = (batch_norm_by_hand, norm_of_rows)
+FIXED_NORMS: tuple[Respelling, ...] = (batch_norm_by_hand, centered_by_hand, affine_after_norm, norm_of_rows)

@@ -33,6 +33,14 @@ class ByHand(nn.Module):
         gamma, beta, mean, variance, other = (t.view(1, -1, 1, 1) for t in self.buffers())
         if self.form == "centered":
             return (y - mean) / torch.sqrt(variance + 1e-3) * gamma + beta
+        if self.form == "not affine":
+            return (y - mean) * torch.rsqrt(variance + 1e-3)
+        if self.form == "gamma alone":
+            return (y - mean) / torch.sqrt(variance + 1e-3) * gamma
+        if self.form == "beta alone":
+            return beta + (y - mean) / torch.sqrt(variance + 1e-3)
+        if self.form == "eps outside":
+            return (y - mean) / (torch.sqrt(variance) + 1e-3) * gamma + beta
         if self.form == "scale of centered":
             return beta + (gamma * torch.rsqrt(variance + 1e-3)) * (y - mean)
         scale = gamma * (variance + 1e-3).rsqrt()
@@ -48,6 +56,8 @@ class ByHand(nn.Module):
         scale = gamma * (variance + 1e-3).rsqrt()
         if self.form == "vectors, centered":
             return (y - mean.view(1, -1, 1, 1)) * scale.view(1, -1, 1, 1) + beta.view(1, -1, 1, 1)
+        if self.form == "vectors, negated shift":
+            return y * scale[:, None, None] + (-mean * scale + beta)[:, None, None]
         if self.form == "vectors":
             return torch.addcmul((beta - mean * scale)[:, None, None], y, scale[:, None, None])
         if self.form == "vectors, shift along rows":
@@ -78,7 +88,17 @@ LAYERS = {
     "linear": (lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), (5, 4)),
     **{
         f"by hand, {form}": (lambda form=form: ByHand(form, nn.Conv2d(4, 6, 3, bias=False)), (2, 4, 9, 9))
-        for form in ("centered", "scale of centered", "scale", "vectors", "vectors, centered")
+        for form in (
+            "centered",
+            "scale of centered",
+            "scale",
+            "vectors",
+            "vectors, centered",
+            "vectors, negated shift",
+            "not affine",
+            "gamma alone",
+            "beta alone",
+        )
     },
     "merged rows": (lambda: Rows(merged=True), (2, 5, 4)),
     "transposed rows": (lambda: Rows(merged=False), (2, 5, 4)),
@@ -137,6 +157,15 @@ def test_value_used_elsewhere() -> None:
 )
 def test_other_affine_functions(form: str) -> None:
     not_folded(ByHand(form, nn.Conv2d(4, 6, 3)), torch.randn(2, 4, 8, 8))
+
+
+def test_eps_outside_of_the_root() -> None:
+    model, x = ByHand("eps outside", nn.Conv2d(4, 6, 3)), torch.randn(2, 4, 8, 8)
+    run, cov = frozen(model)
+    with cov, torch.no_grad():
+        torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4)
+    (miss,) = (m for m in cov.near_misses if m.family == "normalization")
+    assert miss.rule == "batch_norm" and "outside of the root" in miss.message and cov.count("batch_norm") == 0
 
 
 def test_by_hand_without_a_layer() -> None:
