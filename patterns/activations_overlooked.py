@@ -91,12 +91,12 @@ def overlooked_activations(graph: fx.Graph) -> Iterator[tuple[fx.Node, Reason]]:
     formulas: dict[fx.Node, _Formula] = {}
     for node in graph.nodes:
         formula = _formula(node, formulas)
-        if formula is None:
-            continue
-        formulas[node] = formula
-        name = _activation(formula) if formula.curved else None
-        if name is not None:
-            del formulas[node]  # what is computed from it is a formula of its own
+        if formula is not None:
+            formulas[node] = formula
+        formula = formula or _among_factors(node, formulas)
+        name = _activation(formula) if formula is not None and formula.curved else None
+        if formula is not None and name is not None:
+            formulas.pop(node, None)  # what is computed from it is a formula of its own
             yield node, _reason(node, formula, name)
 
 
@@ -122,6 +122,20 @@ def _formula(node: fx.Node, formulas: dict[fx.Node, _Formula]) -> _Formula | Non
     curve = _is_curve(node)
     overflows = any(p.overflows for p in known) or (curve and math.inf in values)
     return _Formula(known[0].x, values, curve or any(p.curved for p in known), overflows)
+
+
+def _among_factors(node: fx.Node, formulas: dict[fx.Node, _Formula]) -> _Formula | None:
+    """``x * gate(x)`` or ``x / gate(x)`` in a product that has another factor too: mul(mul(u, x), gate(x))."""
+    name = op_name(node)
+    if name not in ("aten.mul", "aten.div") or len(node.args) != 2:
+        return None
+    for product, gate in (node.args, node.args[::-1]) if name == "aten.mul" else (node.args,):
+        formula = formulas.get(gate) if isinstance(gate, fx.Node) else None
+        if formula is not None and op_name(product) == "aten.mul" and formula.x in product.args:
+            x = _POINTS + _EXTREMES
+            values = tuple(_CALLS[name](*row) for row in zip(x, formula.values, strict=True))
+            return _Formula(formula.x, values, formula.curved, formula.overflows)
+    return None
 
 
 def _part(value: Any, formulas: dict[fx.Node, _Formula]) -> _Formula | float | None:

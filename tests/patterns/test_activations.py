@@ -96,7 +96,15 @@ OVERLOOKED = {  # activation, what is told, and the same where gradients are wan
         "spelling",
         "spelling",
     ),
-    **{n: (f, r, "", "gradient") for n, (f, r) in BY_EXPONENTS.items() if "factors" not in n},
+    **{n: (f, r, "", "gradient") for n, (f, r) in BY_EXPONENTS.items()},
+}
+UNLIKE = {
+    "of another value": lambda x: x.flip(0) / (1 + torch.exp(-x)),
+    "two and an exponent": lambda x: x / (2 + torch.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
+    "softmax": lambda x: x * x.exp() / x.exp().sum(-1, keepdim=True),
+    "squares": lambda x: x * (1 - 2 / ((1 + x.exp()) ** 2 + 2)),
+    "a swish with a slope": lambda x: x * torch.sigmoid(1.5 * x) * torch.exp(-x),
 }
 NOT_GATES = {
     "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
@@ -169,6 +177,15 @@ def test_mish_of_amounts(name: str) -> None:
     assert_agrees(OF_AMOUNTS[name], found.run, given)
 
 
+def told_of(found: Any) -> list[str]:
+    return [m.message for m in found.record.near_misses if m.code in ("exponents-overflow", "spelling-unknown")]
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_nothing_overlooked(name: str) -> None:
+    assert told_of(rewritten(UNLIKE[name], trained([X]))) == []
+
+
 @takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("name", OVERLOOKED)
@@ -176,7 +193,7 @@ def test_overlooked(name: str, training: bool) -> None:
     """A formula that is an activation is told of: what differs, or that no rule knows it."""
     function, rule, *told = OVERLOOKED[name]
     found = rewritten(function, trained([X]) if training else [X])
-    messages = [m.message for m in found.record.near_misses if m.code in ("exponents-overflow", "spelling-unknown")]
+    messages = told_of(found)
     if not told[training]:
         assert found.count(rule) == 1 and not messages
         return
