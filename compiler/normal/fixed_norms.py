@@ -119,6 +119,21 @@ def _normalized(node: fx.Node, edit: Editor, y: fx.Node, statistics: list[fx.Nod
     return edit.call(aten.batch_norm.default, y, *rows, False, 0.1, eps, False)
 
 
+@respelling("aten.sub")
+def scaled_apart(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """sub(mul(conv2d(x), s), mul(m, s))  ->  mul(sub(conv2d(x), m), s), for vectors `m` and `s` of channels."""
+    if node.kwargs or rank(node) < 2 or not all(sees(node, a, "aten.mul") and len(a.args) == 2 for a in node.args):
+        return None
+    scaled, shift = node.args
+    for y, scale in (scaled.args, scaled.args[::-1]):
+        if not sees(node, y, *_LAYERS) or not like(node, y) or not _is_of_channels(node, scale):
+            continue
+        for mean, same in (shift.args, shift.args[::-1]):
+            if _is_of_channels(node, mean) and is_tensor(same) and same_value(same, scale):
+                return edit.call(aten.mul.Tensor, edit.call(aten.sub.Tensor, y, mean), scale)
+    return None
+
+
 @respelling("aten.mul")
 def centered_by_hand(node: fx.Node, edit: Editor) -> fx.Node | None:
     """mul(sub(conv2d(x), m), rsqrt(add(v, eps)))  ->  batch_norm(conv2d(x), None, None, m, v, False, ...)."""
@@ -176,4 +191,6 @@ def norm_of_rows(node: fx.Node, edit: Editor) -> fx.Node | None:
     return builders.permute(edit, node, builders.reshape(edit, node, result, full), [0, 2, 1])
 
 
-FIXED_NORMS: tuple[Respelling, ...] = (batch_norm_by_hand, centered_by_hand, affine_after_norm, norm_of_rows)
+FIXED_NORMS: tuple[Respelling, ...] = (
+    batch_norm_by_hand, scaled_apart, centered_by_hand, affine_after_norm, norm_of_rows,
+)  # fmt: skip

@@ -33,17 +33,19 @@ class ByHand(nn.Module):
         gamma, beta, mean, variance, other = (t.view(1, -1, 1, 1) for t in self.buffers())
         if self.form == "centered":
             return (y - mean) / torch.sqrt(variance + 1e-3) * gamma + beta
-        if self.form == "not affine":
-            return (y - mean) * torch.rsqrt(variance + 1e-3)
-        if self.form == "gamma alone":
-            return (y - mean) / torch.sqrt(variance + 1e-3) * gamma
-        if self.form == "beta alone":
-            return beta + (y - mean) / torch.sqrt(variance + 1e-3)
-        if self.form == "eps outside":
-            return (y - mean) / (torch.sqrt(variance) + 1e-3) * gamma + beta
+        scale = gamma * (variance + 1e-3).rsqrt()
+        others = {
+            "not affine": lambda: (y - mean) * torch.rsqrt(variance + 1e-3),
+            "gamma alone": lambda: (y - mean) / torch.sqrt(variance + 1e-3) * gamma,
+            "beta alone": lambda: beta + (y - mean) / torch.sqrt(variance + 1e-3),
+            "eps outside": lambda: (y - mean) / (torch.sqrt(variance) + 1e-3) * gamma + beta,
+            "scaled apart": lambda: y * scale - mean * scale + beta,
+            "scaled apart by another scale": lambda: y * scale - mean * (other * scale) + beta,
+        }
+        if self.form in others:
+            return others[self.form]()
         if self.form == "scale of centered":
             return beta + (gamma * torch.rsqrt(variance + 1e-3)) * (y - mean)
-        scale = gamma * (variance + 1e-3).rsqrt()
         if self.form == "scale":
             return y * scale + (beta - mean * scale)
         if self.form == "another scale":
@@ -98,6 +100,7 @@ LAYERS = {
             "not affine",
             "gamma alone",
             "beta alone",
+            "scaled apart",
         )
     },
     "merged rows": (lambda: Rows(merged=True), (2, 5, 4)),
@@ -153,7 +156,14 @@ def test_value_used_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", ["another scale", "computed eps", "vectors, another scale", "vectors, shift along rows"]
+    "form",
+    [
+        "another scale",
+        "scaled apart by another scale",
+        "computed eps",
+        "vectors, another scale",
+        "vectors, shift along rows",
+    ],
 )
 def test_other_affine_functions(form: str) -> None:
     not_folded(ByHand(form, nn.Conv2d(4, 6, 3)), torch.randn(2, 4, 8, 8))
