@@ -18,8 +18,9 @@ that follows (derivatives, what is saved for the backward, results) is traced wi
 
 The iterator is the same on every device; the others are what kernels for CPUs do. Decisions are made with the example
 values of symbolic sizes, with no guard added. Left alone: results without example values, unless their elements share
-places; views; results in memory that the caller gives. Not corrected: what AOTAutograd has made of several operators
-where eager has one (the gradients of `interpolate`), and strides of dims of size 1 that are no iterator's.
+places; views (see `view_strides.py`); results in memory that the caller gives. Not corrected: what AOTAutograd has made
+of several operators where eager has one (the gradients of `interpolate`), and strides of dims of size 1 that are no
+iterator's.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from ...rewrites import compat
 from ...rewrites.compat import OpOverload, tree_leaves
 from ...rewrites.symbolic import hint, known_equal
 from .eager_dtypes import of_eagers_dtype
+from .view_strides import as_eager_views
 
 Numbers = tuple[int, ...]
 
@@ -77,7 +79,7 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
         kwargs: those by name.
         result: what torch gave: a fake tensor, or several.
     """
-    result = of_eagers_dtype(target, args, kwargs, result)
+    result = as_eager_views(target, args, of_eagers_dtype(target, args, kwargs, result))
     rule = _rule(target) if isinstance(target, OpOverload) else None
     if rule is _transformed:
         last = () if compat.packet_name(target) == "_fft_c2c" else args[1][-1:]
