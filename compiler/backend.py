@@ -177,7 +177,7 @@ class Compilation:
             lying = Lying.of(gm, inputs) if watched else None
             with left_out(self.options.without):
                 compiled = twice_differentiable(self._contained.run(self._run), gm, inputs, self.record)
-            self._contained.do(forget_fixed_floats)
+            self._contained.attempt(forget_fixed_floats)
             if lying is None:
                 return compiled
             reliances = [*no_gradients(gm, inputs), *forms_of_gradients(gm, inputs)]
