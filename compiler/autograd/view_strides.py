@@ -32,8 +32,9 @@ def as_eager_views(target: Any, args: Sequence[Any], result: Any) -> Any:
     if not isinstance(target, OpOverload) or packet_name(target) not in _VIEWS or not isinstance(result, torch.Tensor):
         return result
     sizes, (x, *_) = tuple(result.shape), args
-    numbers = (*sizes, *result.stride(), *x.shape, *x.stride())
-    if 1 not in sizes or 0 in sizes or any(type(n) is not int for n in numbers) or x.layout != torch.strided:
+    if x.layout != torch.strided or any(type(n) is not int for n in (*sizes, *result.stride(), *x.shape, *x.stride())):
+        return result
+    if 1 not in sizes or 0 in sizes:
         return result
     strides = viewed(tuple(x.shape), tuple(x.stride()), sizes)
     if strides is None or strides == tuple(result.stride()):
