@@ -49,9 +49,9 @@ def twice_differentiable(
     def run(*inputs: Any) -> Any:
         written = versions(every(inputs))
         results = compiled(*inputs)
-        node = compiled_step(results)
+        node = compiled_step(_each(results))
         if node is not None and not hasattr(node, _CALL):
-            again.know(node, results)
+            again.know(node, _each(results))
             # Autograd keeps parameters, too. What else was given is not kept for what few ask for.
             setattr(node, _CALL, (again, kept(inputs), list(map(weakref.ref, others(inputs))), (*held, *free), written))
         return results
@@ -84,6 +84,11 @@ def _chosen(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]
     if len(places) > 1:
         return operator.itemgetter(*places)
     return lambda inputs: tuple(inputs[k] for k in places)
+
+
+def _each(results: Any) -> Sequence[Any]:
+    """What a program returned, one result or several, as several."""
+    return results if isinstance(results, (tuple, list)) else (results,)
 
 
 class _Again:
@@ -119,7 +124,7 @@ class _Again:
             # Hooks of tensors run when their gradients come out of this node.
             seen = {edge: torch.ops.aten.alias.default(x) for edge, x in wanted.items()}
             shown = [seen[_edge(x)] if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs]
-            results = self._program(*shown)
+            results = _each(self._program(*shown))
             pairs = [(results[k], given[place]) for place, k in self._results.items() if given[place] is not None]
             pairs = [(result, gradient) for result, gradient in pairs if result.requires_grad]
             made = dict(zip(edges, _derivatives(pairs, [seen[edge] for edge in edges]), strict=True))
