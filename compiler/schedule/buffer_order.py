@@ -8,7 +8,7 @@ for h < 96, j < 512, i < 512: y[h, j, i] = x[h, j, i] + t[i, j]    neighbours re
 A table that is computed once and read for every head and batch (biases and buckets of relative positions) is written
 across its rows instead. In which order a reader takes its loops, all else that it touches says: one that touches
 nothing else (moments of windows) takes the order of what it reads. For GPUs, where programs read neighbours together
-and each line that is touched counts.
+and each line that is touched counts. Results of folds lie as what is folded, on every target: see `as_folds_read`.
 """
 
 from __future__ import annotations

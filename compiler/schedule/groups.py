@@ -184,7 +184,8 @@ def _axes_of(definition: Definition, axes: Axes) -> tuple[tuple[Var, ...], tuple
     folded = [v for v in definition.reduced if v.extent != 1]
     where: dict[Var, Any] = {v: 0 for v in (*definition.loops, *definition.reduced) if v.extent == 1}
     tied = [*stores, *loads, *(n for s in seen for n in s.numbers)]
-    first, then = (loads, stores) if read_across(loops, folded, loads) is not None else (stores, loads)
+    across = None if definition.scan else read_across(loops, folded, loads)  # scans write as much as they read
+    first, then = (stores, loads) if across is None else (loads, stores)
     outer = _joined(by_stride(loops, first + then), tied, axes, where)
     reduced = _joined(folded if definition.scan else by_stride(folded, loads), tied, axes, where)
     return outer, reduced, where
