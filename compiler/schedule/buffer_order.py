@@ -39,7 +39,7 @@ def in_reading_order(items: Sequence[Item], buffers: Mapping[str, Buffer], outpu
         buffers: theirs.
         outputs: names of buffers whose strides are promised.
     """
-    kept = {*outputs, *(n for i in items if isinstance(i, Extern) for n in (*i.reads, *i.writes))}
+    kept = _promised(items, outputs)
     read, written = _votes([item for item in items if isinstance(item, Definition)], buffers)
     found = dict(buffers)
     for name in {**read, **written}:
@@ -57,9 +57,9 @@ def as_folds_read(items: Sequence[Item], buffers: Mapping[str, Buffer], outputs:
 
         mean[i, k] = fold over j < 48 of x[i + 4*j + 192*k]        i < 4, k < 40        ->   mean of strides (1, 4)
 
-    Arguments as above.
+    Arguments as for `in_reading_order`.
     """
-    kept = {*outputs, *(n for i in items if isinstance(i, Extern) for n in (*i.reads, *i.writes))}
+    kept = _promised(items, outputs)
     definitions = [item for item in items if isinstance(item, Definition)]
     writers = Counter(store.buffer for item in definitions for store in item.stores)
     found = dict(buffers)
@@ -70,6 +70,11 @@ def as_folds_read(items: Sequence[Item], buffers: Mapping[str, Buffer], outputs:
             if writers[store.buffer] == 1 and store.buffer not in kept and _is_movable(buffers[store.buffer]):
                 found[store.buffer] = _as_read(item, store, buffers)
     return found
+
+
+def _promised(items: Iterable[Item], outputs: Iterable[str]) -> set[str]:
+    """The buffers whose strides others rely on: results of the program, and what calls of libraries touch."""
+    return {*outputs, *(n for i in items if isinstance(i, Extern) for n in (*i.reads, *i.writes))}
 
 
 def _as_read(item: Definition, store: Store, buffers: Mapping[str, Buffer]) -> Buffer:
