@@ -18,6 +18,7 @@ from torch import fx
 from ..rewrites.effects import wants_gradient
 from ..rewrites.graph import arguments, describe, is_tensor, op_name
 from ..rewrites.reason import Reason
+from .overlooked import differs
 
 _POINTS = (-3.0, -1.0, -0.4, 0.3, 1.0, 2.5)
 _EXTREMES = (-1000.0, 1000.0)
@@ -156,13 +157,13 @@ def _activation(formula: _Formula) -> str | None:
 
 
 def _reason(node: fx.Node, formula: _Formula, name: str) -> Reason:
-    n, nodes = len(_POINTS), (node, formula.x)
+    n = len(_POINTS)
     ends = zip(formula.values[n:], _EXPECTED[name][n:], strict=True)
     if not all(math.isclose(a, b, rel_tol=_CLOSE, abs_tol=_CLOSE) for a, b in ends):
         message = f"this is {name} of {describe(formula.x)}, except where exponents overflow"
-        return Reason("exponents-overflow", message, nodes, name, describe(node))
+        return differs("exponents-overflow", message, name, node, formula.x)
     if wants_gradient(node) and formula.overflows:
         message = f"this is {name} of {describe(formula.x)}, but its gradient is NaN where exponents overflow"
-        return Reason("exponents-overflow", message, nodes, name, describe(node))
+        return differs("exponents-overflow", message, name, node, formula.x)
     message = f"this is {name} of {describe(formula.x)} in a spelling that no rule knows"
-    return Reason("spelling-unknown", message, nodes, name, describe(node))
+    return differs("spelling-unknown", message, name, node, formula.x)

@@ -9,13 +9,14 @@ to tell, unless there is an attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torch import fx
 
-from ..rewrites.graph import describe, is_tensor, op_name, rank
+from ..rewrites.graph import is_tensor, op_name, rank
 from ..rewrites.moves import ALIASES, COPIES, EXPANDS, REORDERS, RESHAPES
 from ..rewrites.reason import Reason
+from .overlooked import differs, reached
 
 _SOFTMAXES = ("aten.softmax", "aten._softmax", "aten._safe_softmax")
 _PRODUCTS = ("aten.matmul", "aten.bmm", "aten.baddbmm", "aten.einsum", "aten.linear")
@@ -25,7 +26,6 @@ _NO_SOFTMAX = {
     "aten.sigmoid": "the weights are a sigmoid of the scores, each by itself, not a softmax",
     "aten.exp": "exponents of scores multiply values, and nothing shows a softmax in them",
 }
-_MOST_VISITED = 64  # nodes on the way from a product to its softmax, and from there to the values
 
 
 def overlooked_attentions(graph: fx.Graph) -> Iterator[tuple[fx.Node, Reason]]:
@@ -39,30 +39,26 @@ def overlooked_attentions(graph: fx.Graph) -> Iterator[tuple[fx.Node, Reason]]:
         elif name in _NO_SOFTMAX and _holds_product(node.args[0]):
             readers = [u for u in node.users if op_name(u) in _PRODUCTS[:-1] and u.args[0] is node]
             if readers and _is_batched(readers[0]):
-                yield readers[0], Reason("weights-differ", _NO_SOFTMAX[name], (node,), "softmax", describe(node))
+                yield readers[0], differs("weights-differ", _NO_SOFTMAX[name], "softmax", node)
 
 
 def _reason(softmax: fx.Node, product: fx.Node, changes: list[fx.Node]) -> Reason:
     if not changes:
         message = f"{op_name(product)} multiplies the weights of an attention in a way that no rule knows"
-        return Reason("weights-differ", message, (product, softmax), "matmul(weights, value)", describe(product))
+        return differs("weights-differ", message, "matmul(weights, value)", product, softmax)
     first = changes[0]
     message = f"{op_name(first)} changes the weights of an attention before they multiply its values"
-    return Reason("weights-differ", message, (first, softmax), "dropout, or nothing", describe(first))
+    return differs("weights-differ", message, "dropout, or nothing", first, softmax)
 
 
 def _product_of(softmax: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
     """A product that reads weights, and the operators that change them on the way there, first ones first."""
-    todo: list[tuple[fx.Node, list[fx.Node]]] = [(softmax, [])]
-    seen = {softmax}
-    while todo and len(seen) < _MOST_VISITED:
-        node, changes = todo.pop(0)
+    changes: dict[fx.Node, list[fx.Node]] = {softmax: []}
+    for node in reached(softmax, lambda n: filter(_goes_on, n.users)):
         for user in node.users:
             if op_name(user) in _PRODUCTS:
-                return user, changes
-            if user not in seen and _goes_on(user):
-                seen.add(user)
-                todo.append((user, changes if op_name(user) in _KEPT else [*changes, user]))
+                return user, changes[node]
+            changes.setdefault(user, changes[node] if op_name(user) in _KEPT else [*changes[node], user])
     return None
 
 
@@ -74,24 +70,10 @@ def _goes_on(node: fx.Node) -> bool:
 
 def _holds_product(scores: object) -> bool:
     """Whether scores are computed from a product of two batched tensors, or written in parts, which hides it."""
-    return _searched(scores, lambda n: "opaque" in n.meta or (op_name(n) in _PRODUCTS[:-1] and _is_batched(n)))
+    nodes = reached(scores, lambda n: n.all_input_nodes if _goes_on(n) else ())
+    return any("opaque" in n.meta or (op_name(n) in _PRODUCTS[:-1] and _is_batched(n)) for n in nodes)
 
 
 def _is_batched(product: fx.Node) -> bool:
     operands = [a for a in product.all_input_nodes if is_tensor(a)]
     return len(operands) >= 2 and all(rank(a) >= 3 for a in operands)
-
-
-def _searched(value: object, found: Callable[[fx.Node], bool]) -> bool:
-    todo: list[object] = [value]
-    seen: set[fx.Node] = set()
-    while todo and len(seen) < _MOST_VISITED:
-        node = todo.pop()
-        if not isinstance(node, fx.Node) or node in seen:
-            continue
-        seen.add(node)
-        if found(node):
-            return True
-        if _goes_on(node):
-            todo.extend(node.all_input_nodes)
-    return False

@@ -18,6 +18,7 @@ from torch import fx
 from ..rewrites.graph import arguments, describe, is_number, is_tensor, op_name, rank, shape
 from ..rewrites.reason import Reason
 from ..rewrites.symbolic import hint
+from .overlooked import differs, reached
 
 _LENGTHS = ("aten.linalg_vector_norm", "aten.norm", "aten.linalg_norm")
 _DEVIATIONS = ("aten.std", "aten.std_mean")
@@ -32,7 +33,6 @@ _OF_ROWS = frozenset(
 _VIEWS = ("aten.reshape", "aten.permute")
 _OF_ELEMENTS = ("aten.pow", "aten.mul", "aten.div", "aten.abs", "aten.sub", "aten.to", *_VIEWS)
 _LAYERS = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution", "aten.linear")
-_MOST_VISITED = 16  # nodes between a quotient, its statistics and what they are of
 
 
 def overlooked_norms(graph: fx.Graph) -> Iterator[tuple[fx.Node, Reason]]:
@@ -58,30 +58,26 @@ def overlooked_fixed_norms(graph: fx.Graph) -> Iterator[tuple[fx.Node, Reason]]:
         if op_name(node) not in ("aten.mul", "aten.div") or not is_tensor(node):
             continue
         for centered, scale in (node.args[:2], node.args[1::-1]):
-            if op_name(centered) != "aten.sub" or op_name(centered.args[0]) not in _LAYERS:
+            if op_name(centered) != "aten.sub" or op_name(centered.args[0]) not in _LAYERS or not is_tensor(scale):
                 continue
-            path, variance = [], scale
-            while is_tensor(variance) and op_name(variance) in _OF_ROWS:
-                path.append(variance)
-                variance = next((a for a in variance.args if is_tensor(a) and rank(a) > 0), None)
+            *path, variance = reached(scale, _first_tensor)
             roots = [i for i, n in enumerate(path) if op_name(n) in _ROOTS or _is_root(n)]
-            if roots and is_tensor(variance) and op_name(variance) not in _REDUCTIONS:
+            if roots and op_name(variance) not in _REDUCTIONS | _OF_ROWS:
                 told = _of_eps([op_name(n) for n in path], roots[-1])
                 message = ", and ".join(told) or "its statistics are not known to have one number for each channel"
-                yield node, Reason("norm-differs", message, (path[0],), "rsqrt(variance + eps)", describe(path[0]))
+                yield node, differs("norm-differs", message, "rsqrt(variance + eps)", path[0])
 
 
 def _path(scale: Any) -> list[fx.Node] | None:
     """The calls from a factor or divisor down to the statistics that it is computed from, which come last."""
-    path: list[fx.Node] = []
-    while is_tensor(scale) or op_name(scale) in _VARIANCES:
-        path.append(scale)
-        if op_name(scale) in _REDUCTIONS:
-            return path
-        if op_name(scale) not in _OF_ROWS or len(path) == _MOST_VISITED:
-            return None
-        scale = next((a for a in scale.args if op_name(a) in _VARIANCES or (is_tensor(a) and rank(a) > 0)), None)
-    return None
+    path = list(reached(scale, _first_tensor))
+    return path if path and op_name(path[-1]) in _REDUCTIONS else None
+
+
+def _first_tensor(node: fx.Node) -> list[fx.Node]:
+    """The tensor that numbers of rows are computed from."""
+    operands = [a for a in node.args if op_name(a) in _VARIANCES or (is_tensor(a) and rank(a) > 0)]
+    return operands[:1] if op_name(node) in _OF_ROWS else []
 
 
 def _is_of_rows(statistics: fx.Node) -> bool:
@@ -98,17 +94,13 @@ def _dims(statistics: fx.Node) -> list[int]:
 
 def _sources(value: Any) -> set[fx.Node]:
     """The values that a value is computed from, element by element, with itself."""
-    found: set[fx.Node] = set()
-    todo = [value]
-    while todo and len(found) < _MOST_VISITED:
-        node = todo.pop()
-        if not isinstance(node, fx.Node) or node in found:
-            continue
-        found.add(node)
-        if op_name(node) in _OF_ELEMENTS:
-            views = op_name(node) in _VIEWS
-            todo.extend(a for a in node.args[:2] if is_tensor(a) and (views or rank(a) == rank(node)))
-    return found
+    return set(reached(value, _of_elements))
+
+
+def _of_elements(node: fx.Node) -> list[Any]:
+    views = op_name(node) in _VIEWS
+    operands = node.args[:2] if op_name(node) in _OF_ELEMENTS else ()
+    return [a for a in operands if is_tensor(a) and (views or rank(a) == rank(node))]
 
 
 def _reason(node: fx.Node, value: fx.Node, path: list[fx.Node]) -> Reason | None:
@@ -125,7 +117,7 @@ def _reason(node: fx.Node, value: fx.Node, path: list[fx.Node]) -> Reason | None
     if op_name(statistics.args[0]) == "aten.reshape" and rank(statistics.args[0]) != rank(value):
         told.append("the statistics are of another view of the value")
     message = ", and ".join(told) or f"no rule knows how the deviation of {describe(value)} is computed"
-    return Reason("norm-differs", message, (path[0], statistics), "rsqrt(mean(x ** 2) + eps)", describe(path[0]))
+    return differs("norm-differs", message, "rsqrt(mean(x ** 2) + eps)", path[0], statistics)
 
 
 def _is_root(node: fx.Node) -> bool:

@@ -7,19 +7,19 @@ turned[..., ::2] = -x[..., 1::2];  turned[..., 1::2] = x[..., ::2]        rules 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import fx
 
-from ..rewrites.graph import describe, is_tensor, op_name
+from ..rewrites.graph import is_tensor, op_name
 from ..rewrites.moves import EXPANDS, REORDERS, RESHAPES
 from ..rewrites.reason import Reason
+from .overlooked import differs, reached
 
 _PARTS = frozenset({"aten.slice", "aten.select", "aten.narrow", "getitem", "aten.chunk", "aten.split"})
 _MOVED = RESHAPES | REORDERS | EXPANDS
 _PRODUCTS = ("aten.matmul", "aten.einsum", "aten.mul", "aten.bmm")
-_MOST_VISITED = 16  # views between a part and its tensor
 
 
 def overlooked_rotations(graph: fx.Graph) -> Iterator[tuple[fx.Node, Reason]]:
@@ -33,11 +33,10 @@ def overlooked_rotations(graph: fx.Graph) -> Iterator[tuple[fx.Node, Reason]]:
             values = written.get(buffer, []) if buffer is not None else []
             if len(values) == 2 and (_is_turn(*values) or _is_turned(*values)):
                 message = "the parts of turned pairs are written in place, where rules see parts that are joined"
-                found = describe(node.args[0])
-                yield values[1], Reason("written-in-parts", message, (node, values[1]), "cat or stack", found)
+                yield values[1], differs("written-in-parts", message, "cat or stack", node, values[1])
         elif name in _PRODUCTS and (matrix := _rotation_in(node)) is not None:
             message = "pairs are multiplied by matrices of cosines and sines, not each part by its own"
-            yield node, Reason("turned-by-matrices", message, (node, matrix), "a * cos - b * sin", describe(matrix))
+            yield node, differs("turned-by-matrices", message, "a * cos - b * sin", matrix, node)
 
 
 def _note_write(node: fx.Node, written: dict[fx.Node, list[fx.Node]]) -> None:
@@ -49,11 +48,13 @@ def _note_write(node: fx.Node, written: dict[fx.Node, list[fx.Node]]) -> None:
 
 def _buffer(part: Any) -> fx.Node | None:
     """The tensor that a part is a view of."""
-    for _ in range(_MOST_VISITED):
-        if op_name(part) not in _PARTS:
-            return part if is_tensor(part) else None
-        part = part.args[0]
-    return None
+    whole = _below(part, _PARTS)
+    return whole if is_tensor(whole) else None
+
+
+def _below(view: Any, operators: Collection[str]) -> Any:
+    """The value under calls of some operators."""
+    return [view, *reached(view, lambda n: n.args[:1] if op_name(n) in operators else ())][-1]
 
 
 def _is_turn(a: fx.Node, b: fx.Node) -> bool:
@@ -90,9 +91,7 @@ def _rotation_in(product: fx.Node) -> fx.Node | None:
     """The operand of a product that holds matrices [[c, -s], [s, c]]."""
     operands = product.args[1] if op_name(product) == "aten.einsum" else product.args[:2]
     for operand in operands:
-        matrix = operand
-        while op_name(matrix) in (*_MOVED, *_PARTS):
-            matrix = matrix.args[0]
+        matrix = _below(operand, _MOVED | _PARTS)
         if op_name(matrix) not in ("aten.stack", "aten.cat"):
             continue
         entries = _entries(matrix)
@@ -105,8 +104,7 @@ def _rotation_in(product: fx.Node) -> fx.Node | None:
 
 
 def _entries(node: Any) -> list[fx.Node]:
-    while op_name(node) in _MOVED:
-        node = node.args[0]
+    node = _below(node, _MOVED)
     if op_name(node) not in ("aten.stack", "aten.cat"):
         return [node]
     return [e for part in node.args[0] for e in _entries(part)]
