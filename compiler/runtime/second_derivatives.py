@@ -68,8 +68,9 @@ def _may_run_again(program: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
     plain = all(type(x) in _PLAIN and not x.is_inference() for x in tensors)
     numbers = all(isinstance(x, (torch.Tensor, int, float, torch.SymInt, torch.SymFloat)) for x in inputs)
-    trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     parts = [part for part in program.modules() if isinstance(part, fx.GraphModule)]
+    enabled = torch.is_grad_enabled() or any(map(_enables_gradients, parts))
+    trained = enabled and any(x.requires_grad for x in tensors)
     with_bodies = [
         node.target
         for part in parts
@@ -77,6 +78,11 @@ def _may_run_again(program: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         if isinstance(node.target, compat.HigherOrderOperator) and node.target is not compat.CHECKPOINT
     ]
     return plain and numbers and trained and not with_bodies
+
+
+def _enables_gradients(part: fx.GraphModule) -> bool:
+    """Whether a program computes with gradients though it is called without them (`torch.enable_grad` inside)."""
+    return any(node.args[0] is True for node in part.graph.find_nodes(op="call_function", target=compat.SET_GRAD_MODE))
 
 
 def _chosen(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -96,6 +102,7 @@ class _Again:
 
     def __init__(self, program: fx.GraphModule, record: GraphRecord) -> None:
         self._program, self._record, self._told = program, record, False
+        self._with_gradients = torch.is_grad_enabled()
         self._autocast = [
             (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)) for device in _devices()
         ]
@@ -124,7 +131,8 @@ class _Again:
             # Hooks of tensors run when their gradients come out of this node.
             seen = {edge: torch.ops.aten.alias.default(x) for edge, x in wanted.items()}
             shown = [seen[_edge(x)] if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs]
-            results = _each(self._program(*shown))
+            with torch.set_grad_enabled(self._with_gradients):
+                results = _each(self._program(*shown))
             pairs = [(results[k], given[place]) for place, k in self._results.items() if given[place] is not None]
             pairs = [(result, gradient) for result, gradient in pairs if result.requires_grad]
             made = dict(zip(edges, _derivatives(pairs, [seen[edge] for edge in edges]), strict=True))

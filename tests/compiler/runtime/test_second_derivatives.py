@@ -36,6 +36,13 @@ def hooked(x, w):
     return (x @ w).square()
 
 
+def enabling(x, w):
+    scale = x.mean()
+    with torch.enable_grad():
+        return (x @ w).tanh() * scale
+
+
+DISABLED = "gradients where they were disabled"
 PROGRAMS = {
     "products": lambda x, w: F.softplus(x @ w).square(),
     "a view": lambda x, w: (x @ w).sigmoid().view(2, -1, 5),
@@ -45,13 +52,15 @@ PROGRAMS = {
     "a checkpoint": lambda x, w: checkpoint(lambda y: (y @ w).tanh(), x, use_reentrant=False),
     "a graph break": broken,
     "hooks": hooked,
+    DISABLED: enabling,
 }
 
 
-def penalized(run, x, w, **scope):
+def penalized(run, x, w, run_with_gradients=True):
     """Gradients of a penalty on gradients, and the first gradients."""
     x, w = (t.detach().clone().requires_grad_() for t in (x, w))
-    results = run(x, w)
+    with torch.set_grad_enabled(run_with_gradients):
+        results = run(x, w)
     loss = sum(r.square().sum() for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad)
     (first,) = torch.autograd.grad(loss, x, create_graph=True)
     (first.norm() + loss).backward()
@@ -67,7 +76,8 @@ def test_a_penalty_on_gradients_is_eagers(name, dynamic):
     with regraft.coverage() as cov:
         for rows in (4, 6):
             x, w = torch.randn(rows, 5).double(), torch.randn(5, 5).double()
-            torch.testing.assert_close(penalized(run, x, w), penalized(PROGRAMS[name], x, w))
+            found, expected = (penalized(call, x, w, name != DISABLED) for call in (run, PROGRAMS[name]))
+            torch.testing.assert_close(found, expected)
     assert any(f.code == "second-derivatives" for graph in cov.graphs for f in graph.fallbacks)
 
 
