@@ -71,6 +71,7 @@ from .passes.sum_by_diagonal import sum_by_diagonal
 from .passes.sum_by_mask import sum_by_mask
 from .passes.sum_few_rows import sum_few_rows
 from .passes.tables_to_device import make_tables_on_device
+from .passes.written_in_parts import join_written_parts
 from .templates import (
     direct_rivals,
     fuse_attention,
@@ -345,6 +346,7 @@ LOWERED = (
     _simple("numbers_to_device", numbers_to_device, ON_CUDA, REPLAYED),
     _simple("host_scalars", copy_host_scalars, ON_CUDA),
     _simple("loss_in_blocks", loss_in_blocks, INFERENCE, numerics=_DIFFER),
+    _simple("written_in_parts", join_written_parts),
     _simple("cse", eliminate_common_subexpressions, INFERENCE),  # autograd's partition does this for joint graphs
     _rules("simplify"),
     Pass(
