@@ -37,7 +37,7 @@ from ...rewrites import compat
 from ...rewrites.compat import OpOverload, tree_leaves
 from ...rewrites.symbolic import hint, known_equal
 from .eager_dtypes import of_eagers_dtype
-from .view_strides import as_eager_views
+from .view_strides import as_eager_views, viewed
 
 Numbers = tuple[int, ...]
 
@@ -320,12 +320,16 @@ def _indexed(x: torch.Tensor, indices: Sequence[Any]) -> list[ExampleLayout | No
     after = [d for d in range(len(own.sizes)) if d not in (*dims, *before)]
     moves = [(own.sizes[d], own.strides[d]) for d in (*before, *after)]
     moves[len(before) : len(before)] = [(n, 0) for n in sizes]
-    rest = (1,) * len(after)
-    spread = [(*_spread(layout, sizes), *rest) for layout in found]
     still = ExampleLayout(
         tuple(n for n, _ in moves), tuple(stride for _, stride in moves)
     )  # of no dims where one number is picked
-    return [still, *(ExampleLayout((*sizes, *rest), strides) for strides in spread)]
+    shape = (*[1] * len(before), *sizes, *[1] * len(after))
+    return [still, *(ExampleLayout(shape, _reshaped(layout, sizes, shape)) for layout in found)]
+
+
+def _reshaped(layout: ExampleLayout, sizes: Numbers, shape: Numbers) -> Numbers:
+    """The strides of an index that is broadcast to `sizes` and reshaped: torch's own choice for dims of size 1."""
+    return viewed(sizes, _spread(layout, sizes), shape) or _dense(shape, _rows(len(shape)))
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------

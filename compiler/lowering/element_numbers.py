@@ -82,9 +82,10 @@ _READ = named("""
 
 
 def given_by(node: fx.Node) -> dict[str, Any]:
-    """A call's arguments by name, with metadata for nodes."""
-    names = schema_arguments(node.target)
-    values = dict(zip((name for name, _, _ in names), node.args, strict=False)) | dict(node.kwargs)
+    """A call's arguments by name, with metadata for nodes and defaults for arguments that are not given."""
+    arguments = schema_arguments(node.target)
+    values = {name: default for name, _, default in arguments}
+    values |= dict(zip((name for name, _, _ in arguments), node.args, strict=False)) | dict(node.kwargs)
     return {name: value.meta.get("val") if isinstance(value, fx.Node) else value for name, value in values.items()}
 
 

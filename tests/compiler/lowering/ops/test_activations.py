@@ -22,6 +22,8 @@ ACTIVATIONS = {
     "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish, "hardshrink": F.hardshrink, "softshrink": F.softshrink,
     "threshold": lambda x: F.threshold(x, 0.3, 9.0), "glu": F.glu, "softsign": F.softsign, "tanhshrink": F.tanhshrink,
     "prelu": lambda x: F.prelu(x, torch.tensor([0.25])), "logit": lambda x: torch.logit(x, 0.1),
+    "leaky_relu by default": F.leaky_relu, "elu by default": F.elu, "celu by default": F.celu,
+    "softplus by default": F.softplus,
 }  # fmt: skip
 EDGES = [0.0, -0.0, 3.0, -3.0, 0.5, -0.5, 6.0, 30.0, -30.0, 1e-6, -1e-6, 0.25]
 
