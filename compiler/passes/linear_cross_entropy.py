@@ -2,18 +2,19 @@
 
     z    = mm(h, w)                     the product; views, slices of rows and casts up in between (`steps`)
     y    = log_softmax(z.float(), 1)
-    loss = nll_loss_forward(y, target, weight, mean or sum)
+    loss = nll_loss_forward(y, target, weight, mean, sum or none)
 
     dy   = nll_loss_backward(grad, y, target, ...)
     dz   = to(log_softmax_backward_data(dy, y), z.dtype)         and what undoes the steps
     dh, dw, db  =  mm(dz, w.t()), mm(dz.t(), h), sum(dz, 0)      each as far as there is one
 
-The values between the product and the loss must have no other reader.
+The values between the product and the loss must have no other reader. Of a loss for each row, the gradient that comes
+in must be one number, times factors for the rows that the forward knows (`row_factors`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +23,9 @@ from torch import fx
 
 from ...rewrites.graph import arguments, op_name, shape, val
 from ...rewrites.moves import ALIASES, COPIES, REORDERS, RESHAPES
+from .row_factors import RowFactors, row_factors
 
-MEAN, SUM = 1, 2
+NONE, MEAN, SUM = 0, 1, 2
 _PASSED = RESHAPES | ALIASES | COPIES | {"aten._to_copy"}  # between a product and its loss
 
 
@@ -31,10 +33,12 @@ _PASSED = RESHAPES | ALIASES | COPIES | {"aten._to_copy"}  # between a product a
 class LossGradients:
     """The backward of a loss: the gradient that comes in, and the calls that read the gradient of the product.
 
-    Gradients of the weight have shape [V, H] or, transposed, [H, V].
+    Gradients of the weight have shape [V, H] or, transposed, [H, V]. Of a loss for each row, the gradient is one number
+    times `factors`.
     """
 
     incoming: fx.Node
+    factors: RowFactors | None = None
     rows: list[fx.Node] = field(default_factory=list)
     weights: list[fx.Node] = field(default_factory=list)
     turned: list[fx.Node] = field(default_factory=list)
@@ -61,23 +65,33 @@ class LinearCrossEntropy:
         return made.numel() * made.element_size()
 
 
-def find(loss: fx.Node) -> LinearCrossEntropy | None:
-    """The linear layer whose results `loss` (``nll_loss_forward``) reads, if there is one of known sizes."""
-    logs, target, _, reduction, _ = loss.args
-    if reduction not in (MEAN, SUM) or op_name(logs) != "aten._log_softmax" or val(target).dtype != torch.int64:
+def logits_of(loss: fx.Node) -> fx.Node | None:
+    """The product whose results `loss` (``nll_loss_forward``) reads, if any."""
+    logs = loss.args[0]
+    if op_name(logs) != "aten._log_softmax":
         return None
+    steps = _steps(logs)  # type: ignore[arg-type]
+    product = steps[0].args[0] if steps else logs.args[0]  # type: ignore[union-attr]
+    return product if op_name(product) in ("aten.mm", "aten.addmm") else None  # type: ignore[return-value]
+
+
+def find(loss: fx.Node, backward: Set[fx.Node] = frozenset()) -> LinearCrossEntropy | str:
+    """The linear layer whose results `loss` (``nll_loss_forward``) reads; why there is none for blocks to compute."""
+    logs, target, _, reduction, _ = loss.args
+    product = logits_of(loss)
+    if product is None or reduction not in (NONE, MEAN, SUM) or val(target).dtype != torch.int64:  # type: ignore[arg-type]
+        return "the logits are no results of a product, or its targets are no int64"
     assert isinstance(logs, fx.Node)
     steps = _steps(logs)
-    product = steps[0].args[0] if steps else logs.args[0]
-    if not isinstance(product, fx.Node) or not _is_plain(product, steps, logs):
-        return None
+    if not _is_plain(product, steps, logs):
+        return "the logits have other readers, other sizes than rows and classes, or are rounded on the way"
     bias, rows, weight = product.args if op_name(product) == "aten.addmm" else (None, *product.args)  # type: ignore[misc]
     readers = set(_readers(logs)) - {loss}
     if not readers:
         return LinearCrossEntropy(product, rows, weight, bias, steps, logs, loss, None)  # type: ignore[arg-type]
-    gradients = _gradients(readers, loss, steps, product)
-    if gradients is None:
-        return None
+    gradients = _gradients(readers, loss, steps, product, backward)
+    if isinstance(gradients, str):
+        return gradients
     return LinearCrossEntropy(product, rows, weight, bias, steps, logs, loss, gradients)  # type: ignore[arg-type]
 
 
@@ -131,24 +145,33 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
 # -- the backward -----------------------------------------------------------------------------------------------------
 
 
-def _gradients(readers: set[fx.Node], loss: fx.Node, steps: list[fx.Node], product: fx.Node) -> LossGradients | None:
-    """The backward, if it is the backward of this loss alone."""
+def _gradients(
+    readers: set[fx.Node], loss: fx.Node, steps: list[fx.Node], product: fx.Node, backward: Set[fx.Node]
+) -> LossGradients | str:
+    """The backward, if it is the backward of this loss alone; why it is not."""
     named = {op_name(reader): reader for reader in readers}
     ours = ("aten.nll_loss_backward", "aten._log_softmax_backward_data")
     if len(readers) != 2 or set(named) != set(ours):
-        return None
+        others = ", ".join(sorted(name for name in named if name not in ours))
+        return f"the logarithms have other readers than this loss: {others or 'more of its kind'}"
     of_loss, of_logs = (named[name] for name in ours)
     if of_loss.args[2:6] != loss.args[1:5] or of_logs.args[0] is not of_loss or set(of_loss.users) != {of_logs}:
-        return None
+        return "the gradient of the loss is not the logarithms' only one"
+    incoming: fx.Node = of_loss.args[0]  # type: ignore[assignment]
+    factors = row_factors(incoming, loss, backward) if loss.args[3] == NONE else None
+    if loss.args[3] == NONE and factors is None:
+        return "the loss of each row has a gradient that is only known in the backward"
     gradient, undone = _followed(of_logs)
     if undone != [_slice_of(step) for step in reversed(steps) if op_name(step) == "aten.slice"]:
-        return None
+        return "the gradient of the logits goes another way than the logits"
     if shape(gradient) != shape(product) or val(gradient).dtype != val(product).dtype:
-        return None
+        return "the gradient of the logits goes another way than the logits"
     rows, weight = product.args[-2:]
-    found = LossGradients(of_loss.args[0])  # type: ignore[arg-type]
+    found = LossGradients(incoming if factors is None else factors.root, factors)
     sorted_out = all(_enter(user, gradient, found, rows, weight) for user in gradient.users)
-    return found if sorted_out and gradient.users and not (found.weights and found.turned) else None
+    if sorted_out and gradient.users and not (found.weights and found.turned):
+        return found
+    return "the gradient of the logits is read by other calls than products with rows and weight"
 
 
 def _slice_of(step: fx.Node) -> tuple[Any, ...]:

@@ -8,9 +8,10 @@
     dh = mm(dz, w.t())                              dw   += mm(dz_b.t(), h_b)
     dw = mm(dz.t(), h)                            backward: dh * (grad / n), dw * (grad / n)
 
-Neither the logits nor their gradient are stored as a whole. The loss is one number: as soon as a block's logits are
-known, so are its gradients, but for a common factor. They are computed at that point. Sums over blocks are in single
-precision. The pass runs on the joint graph before it is split, and on inference graphs, which have no gradients.
+A loss for each row that is averaged by hand, over a mask, say, has a factor for each row in dz_b. Neither the logits
+nor their gradient are stored as a whole. The loss is one number: as soon as a block's logits are known, so are its
+gradients, but for a common factor. They are computed at that point. Sums over blocks are in single precision.
+The pass runs on the joint graph before it is split, and on inference graphs, which have no gradients.
 Liger's kernels (https://arxiv.org/abs/2410.10989) compute gradients together with the loss in the same way.
 """
 
@@ -28,9 +29,11 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import op_name, shape, val
 from ...rewrites.moves import RESHAPES
 from ...rewrites.sizes import SizeTable
+from ...rewrites.symbolic import hint
 from ..autograd.joint_graph import backward_nodes, mark_recomputed
-from .linear_cross_entropy import MEAN, SUM, LinearCrossEntropy, LossGradients, find
+from .linear_cross_entropy import MEAN, NONE, SUM, LinearCrossEntropy, LossGradients, find, logits_of
 from .recompute_softmax import ROWS
+from .registry import refuse
 
 aten = torch.ops.aten
 
@@ -72,14 +75,27 @@ def loss_in_blocks(graph_module: fx.GraphModule) -> int:
     graph = graph_module.graph
     backward = backward_nodes(graph)
     losses = graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default)
-    found = [made for node in losses if node not in backward and (made := find(node)) and len(_blocks(made)) > 1]
-    if not found:
-        return 0
     editor = Editor(graph, SizeTable(graph, {node for node in backward if node.op == "placeholder"}))
-    for one in found:
-        _Writing(editor, one).write()
-    graph_module.recompile()
-    return len(found)
+    count = 0
+    for loss in losses:
+        if loss in backward or not _is_large(loss):
+            continue
+        found = find(loss, backward)
+        if isinstance(found, str):
+            refuse("loss-differs", found, loss)
+        elif len(_blocks(found)) > 1:
+            _Writing(editor, found).write()
+            count += 1
+    if count:
+        graph_module.recompile()
+    return count
+
+
+def _is_large(loss: fx.Node) -> bool:
+    """Whether a loss reads logits that are too many to be made whole."""
+    product = logits_of(loss)
+    size = None if product is None else hint(val(product).numel() * val(product).element_size())
+    return size is not None and size >= _LARGE
 
 
 def _blocks(found: LinearCrossEntropy) -> list[tuple[int, int]]:
@@ -88,8 +104,6 @@ def _blocks(found: LinearCrossEntropy) -> list[tuple[int, int]]:
     A block has about as many rows as a row has elements, so that its logits are no larger than the weight.
     """
     count, depth = shape(found.rows)
-    if found.bytes < _LARGE:
-        return [(0, count)]
     blocks = min(math.ceil(count / max(_FEWEST, depth)), _MOST)
     rows = math.ceil(count / blocks / _EVEN) * _EVEN
     return [(start, min(start + rows, count)) for start in range(0, count, rows)]
@@ -104,6 +118,7 @@ class _Writing:
         self.result: torch.dtype = val(found.log_softmax).dtype
         self.wide = torch.promote_types(torch.promote_types(self.logits, torch.float32), self.result)
         _, _, self.class_weights, self.reduction, self.ignored = found.loss.args
+        self._by_row = self.reduction == NONE
         self.losses: list[fx.Node] = []
         self.weights: list[fx.Node] = []
         self.of_rows: list[fx.Node] = []
@@ -113,10 +128,11 @@ class _Writing:
     def write(self) -> None:
         """Put the blocks where the loss was computed, and the rest of the backward where the backward was."""
         with self.editor.at(self.found.loss):
-            targets = self._targets()
+            targets, factors = self._of_rows(self.found.loss.args[1], self.ignored), self._factors()
             for start, end in _blocks(self.found):
-                self._write_block(targets, start, end)
-            loss, weight = self._total(self.losses), self._total(self.weights)
+                self._write_block(targets, factors, start, end)
+            loss = self._cut(self.call(aten.cat.default, self.losses)) if self._by_row else self._total(self.losses)
+            weight = self._total(self.weights)
             mean = self.call(aten.div.Tensor, loss, weight) if self.reduction == MEAN else loss
             results = [self._as(one, self.result) for one in (mean, weight)]
             rows = self.call(aten.cat.default, self.of_rows) if self.of_rows else None
@@ -140,20 +156,39 @@ class _Writing:
 
     # -- with the loss ------------------------------------------------------------------------------------------------
 
-    def _targets(self) -> fx.Node:
-        """A target for each row of the product: rows that were sliced off get the ignored target."""
-        value: Any = self.found.loss.args[1]
+    def _factors(self) -> fx.Node | None:
+        """A factor for each row of the product, where the loss is one for each row."""
+        gradients = self.found.gradients
+        if gradients is None or gradients.factors is None:
+            return None
+        device, kind = val(self.found.loss.args[1]).device, val(gradients.factors.root).dtype  # type: ignore[arg-type]
+        sizes = list(shape(gradients.factors.root))
+        whole = functools.partial(self.call, aten.full.default, sizes, 1, dtype=kind, device=device)
+        return self._of_rows(self._as(gradients.factors.write(self.editor, self.found.loss, whole), self.wide), 0)
+
+    def _of_rows(self, value: Any, other: Any) -> fx.Node:
+        """What each row of the loss has, for each row of the product: `other` for rows that were sliced off."""
         for step in reversed(self.found.steps):
             before = list(shape(step.args[0])[:-1])  # type: ignore[arg-type]
             if op_name(step) in RESHAPES:
                 value = self.call(aten.view.default, value, before)
             elif op_name(step) == "aten.slice":
-                device = val(value).device
-                whole = self.call(aten.full.default, before, self.ignored, dtype=torch.int64, device=device)
+                kind, device = val(value).dtype, val(value).device
+                whole = self.call(aten.full.default, before, other, dtype=kind, device=device)
                 value = self.call(aten.slice_scatter.default, whole, value, *step.args[1:])
+        return value  # type: ignore[no-any-return]
+
+    def _cut(self, value: fx.Node) -> fx.Node:
+        """What each row of the product has, for each row of the loss."""
+        for step in self.found.steps:
+            if op_name(step) in RESHAPES:
+                value = self.call(aten.view.default, value, list(shape(step)[:-1]))
+            elif op_name(step) == "aten.slice":
+                value = self.call(aten.slice.Tensor, value, *step.args[1:])
+                value = self.call(aten.clone.default, value, memory_format=torch.contiguous_format)
         return value
 
-    def _write_block(self, targets: fx.Node, start: int, end: int) -> None:
+    def _write_block(self, targets: fx.Node, factors: fx.Node | None, start: int, end: int) -> None:
         """The loss and weight of the targets of some rows, and their gradients but for the common factor."""
         found, call = self.found, self.call
         rows = call(aten.slice.Tensor, found.rows, 0, start, end)
@@ -163,11 +198,16 @@ class _Writing:
         numbers = call(ROWS, logits, 1, self.wide)
         peak, logs = (call(operator.getitem, numbers, k) for k in range(2))
         away = call(aten.sub.Tensor, call(aten.sub.Tensor, wide, peak), logs)
-        sums = call(aten.nll_loss_forward.default, away, target, self.class_weights, SUM, self.ignored)
+        reduction = NONE if self._by_row else SUM
+        sums = call(aten.nll_loss_forward.default, away, target, self.class_weights, reduction, self.ignored)
         self.losses.append(call(operator.getitem, sums, 0))
         self.weights.append(call(operator.getitem, sums, 1))
         if found.gradients is not None:
-            self._multiply(found.gradients, self._as(self._slope(away, target), self.logits), rows)
+            slope = self._slope(away, target)
+            if factors is not None:
+                some = call(aten.unsqueeze.default, call(aten.slice.Tensor, factors, 0, start, end), 1)
+                slope = call(aten.mul.Tensor, slope, some)
+            self._multiply(found.gradients, self._as(slope, self.logits), rows)
 
     def _slope(self, away: fx.Node, target: fx.Node) -> fx.Node:
         """``(softmax - one_hot(target)) * weight``; 0 for rows whose target is ignored."""
@@ -216,7 +256,8 @@ class _Writing:
     def _scale(self, reader: fx.Node, unit: Any, weight: fx.Node, incoming: fx.Node) -> None:
         """``unit * grad``, divided by the weight of all targets for mean losses, in place of `reader`."""
         with self.editor.at(reader):
-            factor = self._as(incoming, self.wide)
+            factors = self.found.gradients.factors if self.found.gradients is not None else None
+            factor = self._as(incoming if factors is None else factors.number(self.editor), self.wide)
             if self.reduction == MEAN:  # if all targets are ignored, gradients are 0, not 0 / 0
                 share = self.call(aten.div.Tensor, factor, weight)
                 factor = self.call(aten.where.ScalarSelf, self.call(aten.eq.Scalar, weight, 0), 0.0, share)
