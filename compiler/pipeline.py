@@ -49,6 +49,7 @@ from .passes.gathered_products import transpose_gathered_products
 from .passes.grouped_conv_gradients import compute_grouped_conv_gradients
 from .passes.host_scalars import copy_host_scalars
 from .passes.indices_to_device import move_indices_to_device
+from .passes.join_products import join_products
 from .passes.lines_as_images import lines_as_images
 from .passes.loss_in_blocks import loss_in_blocks
 from .passes.max_pool_offsets import save_max_pool_offsets
@@ -304,6 +305,7 @@ JOINT = (
     _simple("sum_by_mask", sum_by_mask, numerics=_DIFFER),
     _simple("sum_by_diagonal", sum_by_diagonal, TRAINING, ON_CUDA, numerics=_DIFFER),
     _simple("sum_few_rows", sum_few_rows, TRAINING, ON_CUDA, numerics=_DIFFER),
+    _simple("join_products", join_products, TRAINING, NOT_ON_CUDA, numerics=_DIFFER),
     _simple("loss_in_blocks", loss_in_blocks, TRAINING, numerics=_DIFFER),
     _simple("recompute_log_softmax", recompute_log_softmax, TRAINING),
     _simple("recompute_norms", recompute_norms, TRAINING),
