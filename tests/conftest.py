@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.thorough import ROW, leave_out_turns, number_rows
+from support.thorough import ROW, THOROUGH, leave_out_turns, number_rows
 
 # How long an example takes to draw says how busy the machine is, and nothing of the code.
 settings.register_profile("regraft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("regraft")
 
 pytest_plugins = ["support.forks", "support.golden"]
+
+_FAKE_CUDA = ("support.fake_cuda", "tests.support.fake_cuda")  # tests import it by two names
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,11 +41,12 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """All modules are imported."""
+    """All modules are imported; garbage is collected between tests, or whenever Python does in thorough runs."""
     from support.quiet_torch import quieten
 
     quieten()
-    gc.enable()
+    if THOROUGH:
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,8 +55,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     from support.quiet_torch import GARBAGE
 
     yield
-    for name in [name for name in sys.modules if name.endswith("support.fake_cuda")]:  # tests import it by two names
-        sys.modules[name].forget()
+    for name in _FAKE_CUDA:
+        if name in sys.modules:
+            sys.modules[name].forget()
     GARBAGE.collect()
     left = left_behind()
     assert left is None, f"{item.nodeid} leaves the cache {left} to the tests that follow"
@@ -69,6 +73,16 @@ def pytest_unconfigure() -> None:
 def few_objects() -> None:
     """For tests that collect garbage: only what they make is looked at, not all that other tests have left."""
     gc.freeze()
+
+
+@pytest.fixture
+def collecting() -> Iterator[None]:
+    """For tests that look at Python's collector: it runs, as it does for users."""
+    was_enabled = gc.isenabled()
+    gc.enable()
+    yield
+    if not was_enabled:
+        gc.disable()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -123,7 +123,7 @@ def seen_by_all_threads():
     )  # fmt: skip
 
 
-def test_a_backward_that_is_compiled_when_it_first_runs_changes_nothing_that_other_threads_see(monkeypatch):
+def test_a_backward_compiled_when_it_first_runs_changes_nothing_that_other_threads_see(monkeypatch, collecting):
     monkeypatch.setattr(Compilation, "_key", lambda self: None)
     torch.compiler.reset()
     model, x = Attention(), torch.randn(2, 5, 16)

@@ -18,7 +18,7 @@ from regraft.compiler.tools.targets.target import Choices
 from regraft.rewrites.report.document import Report
 
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "coverage" / "hf.json"
-KINDS = ("bert", thorough("gpt2"), thorough("falcon"), "gpt_oss", "deit")
+KINDS = ("bert", thorough("gpt2"), thorough("falcon"), "gpt_oss", thorough("deit"))
 
 
 def choices(name):

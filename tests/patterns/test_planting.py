@@ -18,7 +18,7 @@ from regraft.patterns import default_rules
 from regraft.rewrites.rule import Rule, register_pattern
 from regraft.rewrites.sample import Sample, T
 
-PROGRAMS, CHUNK = examples(15, 30), 5
+PROGRAMS, CHUNK = examples(10, 30), 5
 
 
 @pytest.fixture(autouse=True)

@@ -35,6 +35,8 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 from torch.fx.passes.shape_prop import TensorMetadata
 
+from .thorough import THOROUGH
+
 _STACKS = types.SimpleNamespace(format_stack=list)
 _UNKEPT_STACKS = types.SimpleNamespace(**{**vars(traceback), "extract_stack": traceback.StackSummary})
 
@@ -42,6 +44,7 @@ _UNKEPT_STACKS = types.SimpleNamespace(**{**vars(traceback), "extract_stack": tr
 def quieten() -> None:
     """For the rest of this process."""
     torch._dynamo.guards.profile_guard_manager = _not_timed
+    torch._dynamo.config.run_gc_after_compile = THOROUGH
     trace = logging.getLogger("torch.__trace")
     trace.addHandler = _unless_of_pytest(trace.addHandler)
     patcher = _symbolic_trace._Patcher
@@ -71,18 +74,18 @@ def quieten() -> None:
 
 
 class Garbage:
-    """Graphs that are garbage, and not collected yet: each takes memory, and slows down the tracing of others.
+    """Objects that are garbage, and not collected yet: Python itself would walk those of each compilation twice.
 
-    A `GraphModule` is a class of its own, and where torch traces modules, it changes methods of `torch.nn.Module` and
-    back, at which Python looks at every class below.
+    Graphs slow down the tracing of others, too: a `GraphModule` is a class of its own, and where torch traces modules,
+    it changes methods of `torch.nn.Module` and back, at which Python looks at every class below.
     """
 
-    def __init__(self, most: int = 200) -> None:
-        self._most, self._limit = most, most
+    def __init__(self, graphs: int = 200, objects: int = 1_000_000) -> None:
+        self._most, self._limit, self._objects = graphs, graphs, objects
 
     def collect(self) -> None:
-        """Collect garbage if there are more than so many."""
-        if _graphs() > self._limit:
+        """Collect garbage if there are more graphs, or objects, than so many."""
+        if _graphs() > self._limit or gc.get_count()[0] > self._objects:
             gc.collect()
             gc.freeze()  # what is left lives long: the next collection need not look at it
             self._limit = _graphs() + self._most

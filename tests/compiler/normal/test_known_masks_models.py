@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.rewriting import compiled
-from support.thorough import takes_turns
+from support.thorough import takes_turns, thorough
 from torch import fx
 
 from regraft.compiler.capture import capture
@@ -108,7 +108,7 @@ class Unpadded(torch.nn.Module):
         return self.bert(input_ids=input_ids, attention_mask=mask).last_hidden_state
 
 
-@pytest.mark.parametrize(("dynamic", "lengths"), [(False, (12,)), (True, (12, 9))], ids=["static", "symbolic"])
+@pytest.mark.parametrize(("dynamic", "lengths"), [thorough(False, (12,)), (True, (12, 9))], ids=["static", "symbolic"])
 def test_a_mask_of_ones_that_the_program_makes(dynamic: bool, lengths: tuple[int, ...]) -> None:
     model = Unpadded().eval()
     run, cov = compiled(model, dynamic=dynamic)

@@ -24,11 +24,9 @@ def frozen_again():
 
 
 @pytest.fixture(autouse=True)
-def thawed(monkeypatch):
+def thawed(monkeypatch, collecting):
     monkeypatch.setattr(gc_pause, "_FROZEN", [])
     gc.unfreeze()
-    yield
-    gc.enable()
 
 
 def test_nothing_is_collected_inside():
