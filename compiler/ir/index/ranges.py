@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..value import Const, Number, Op, Value
+from ..value import Const, Load, Number, Op, Value
 from . import index as ix
 from .bounds import known_lt, known_nonnegative
 from .index import Loaded
 
 Range = tuple[Any, Any]  # indices; None: not known
 _UNKNOWN: Range = (None, None)
+_BYTES = (torch.uint8, torch.int8)
 
 
 def value_bounds(value: Value) -> Range:
     """The least and the greatest that an integer value can be, as indices.
 
-    maximum(x, 0)  ->  (0, None)        remainder(x, 8)  ->  (0, 7)
+    maximum(x, 0)  ->  (0, None)        remainder(x, 8)  ->  (0, 7)        x & 15  ->  (0, 15)
     """
     if isinstance(value, (Const, Number)):
         exact = value.number if isinstance(value, Const) else value.index
         return exact, exact
-    if not isinstance(value, Op):
-        return _UNKNOWN
-    if value.name == "cast":
-        return _converted(value)
-    if value.name in ("maximum", "minimum"):
-        return _clamped(value)
-    if value.name in ("add", "sub"):
-        return _added(value)
-    if value.name == "where":
-        (a, b), (c, d) = map(value_bounds, value.args[1:])
-        return _joined(a, c, ix.least), _joined(b, d, ix.most)
-    if value.name == "remainder":
-        low, high = value_bounds(value.args[1])
-        return (0, high - 1) if isinstance(low, int) and low > 0 and high is not None else _UNKNOWN
-    return _UNKNOWN
+    if isinstance(value, Load) and value.dtype in _BYTES:
+        return torch.iinfo(value.dtype).min, torch.iinfo(value.dtype).max
+    known = _OPERATIONS.get(value.name) if isinstance(value, Op) else None
+    return _UNKNOWN if known is None else known(value)  # type: ignore[arg-type]
+
+
+def _chosen(value: Op) -> Range:
+    (a, b), (c, d) = map(value_bounds, value.args[1:])
+    return _joined(a, c, ix.least), _joined(b, d, ix.most)
+
+
+def _rest(value: Op) -> Range:
+    low, high = value_bounds(value.args[1])
+    return (0, high - 1) if isinstance(low, int) and low > 0 and high is not None else _UNKNOWN
 
 
 def _converted(value: Op) -> Range:
@@ -62,6 +63,20 @@ def _added(value: Op) -> Range:
     return (low, high) if limits.min <= low and high <= limits.max else _UNKNOWN
 
 
+def _of_bits(value: Op) -> Range:
+    """Some bits of an integer: ``x & 15`` is none of the others, ``x >> 4`` has no more than what is left of them."""
+    consts = [part.number for part in value.args if isinstance(part, Const)]
+    mask = consts[0] if len(consts) == 1 else -1
+    if value.dtype == torch.bool or not isinstance(mask, int) or mask < 0:
+        return _UNKNOWN
+    if value.name == "bitwise_and":
+        return 0, mask
+    low, high = value_bounds(value.args[0])
+    if not isinstance(value.args[1], Const) or not isinstance(low, int) or not isinstance(high, int):
+        return _UNKNOWN
+    return (low >> mask, high >> mask) if mask < torch.iinfo(value.dtype).bits else _UNKNOWN
+
+
 def _clamped(value: Op) -> Range:
     (a, b), (c, d) = map(value_bounds, value.args)
     if value.name == "maximum":
@@ -73,6 +88,12 @@ def _clamped(value: Op) -> Range:
 
 def _joined(a: Any, b: Any, join: Any) -> Any:
     return None if a is None or b is None else join(a, b)
+
+
+_OPERATIONS: dict[str, Callable[[Op], Range]] = {
+    "bitwise_and": _of_bits, "rshift": _of_bits, "cast": _converted, "maximum": _clamped, "minimum": _clamped,
+    "add": _added, "sub": _added, "where": _chosen, "remainder": _rest,
+}  # fmt: skip
 
 
 def wraps(atom: Loaded) -> bool:

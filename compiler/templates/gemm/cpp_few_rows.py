@@ -9,7 +9,8 @@
 
 Rows of the left operand are copied as float32 first. The weight is a formula of the loop IR (`Prologue`): 16 bits
 become 32 by shifts, bytes and halves of bytes are dequantized in registers. Packed bytes have several places of the
-depth in one: the loop then goes through bytes, and the left operand is copied in that order. Operands that are
+depth in one, neighbours or as far apart as there are bytes: the loop then goes through bytes, and the left operand is
+copied in that order. Operands that are
 bfloat16 in memory, or computed as bfloat16 (`cpp_read_pairs.py`), are multiplied as pairs if the processor can
 (`cpp_pairs.py`). A thread takes as many neighbouring
 blocks of columns at once as their sums fit in the first cache, so that it reads long pieces of each row.
@@ -28,7 +29,7 @@ from ...codegen.cpp.dtypes import memory_type
 from ...codegen.cpp.value_text import Vectors
 from ...codegen.flatten import flatten_value
 from ...ir.dependence import Dependence
-from ...ir.index.index import Var, add, mul
+from ...ir.index.index import Loaded, Var, add, atoms, mul
 from ...ir.value import Load, Number, Op, Rewriter, Value, indices_of, substitute, walk
 from ..common.cpp_entry import with_entry
 from . import cpp_pairs
@@ -37,7 +38,8 @@ from .description import CPU_FEW_ROWS, Product
 
 _SUMS = {16: 16, 8: 8, 4: 8}  # vectors of sums at a time, by lanes
 _COLUMNS = 4  # of a weight that are read side by side
-_PACKED = (1, 2, 4, 8)  # places of the depth that a word may hold
+_WORDS = ((1, False), (2, False), (4, False), (8, False), (2, True), (4, True))
+"""Places of the depth that a word may hold, and whether these are far apart."""
 _STEPS, _NARROW_STEPS = 8, 16  # rows of a weight that are read side by side; of elements of less than 4 bytes
 _BLOCK = 4  # vectors of columns that are one piece of work
 _SUMS_KEPT = 4096  # sums that stay in the first cache
@@ -69,12 +71,14 @@ template <int N> static inline void sum_lanes(f32* to, const f32* sums) {
 class _Plan:
     """How a weight is read: `values` of it for each of the places of the depth that lie in a word, by the loop `step`.
 
-    `deep`: lanes are neighbours along the depth; else they are columns.
+    `deep`: lanes are neighbours along the depth; else they are columns. `apart`: the places of a word are as far apart
+    as there are words; else they are neighbours.
     """
 
     deep: bool
     step: Var
     values: tuple[Value, ...]
+    apart: bool = False
 
 
 def is_served(product: Product, lanes: int) -> bool:
@@ -123,25 +127,45 @@ def _plan(product: Product, lanes: int) -> _Plan | None:
     assert step is not None
     if product.depth == 1:
         return None
-    for packed in _PACKED:
+    for packed, apart in _WORDS:
         if product.depth % packed:
             continue
-        outer = step if packed == 1 else Var("m", product.depth // packed)
-        places = (add(mul(outer.index(), packed), place) for place in range(packed))
-        values = (weight,) if packed == 1 else tuple(Rewriter(_chosen)(substitute(weight, {step: at})) for at in places)
+        words = product.depth // packed
+        outer = step if packed == 1 else Var("m", words)
+        at = (add(outer.index(), place * words) if apart else add(mul(outer.index(), packed), place)
+              for place in range(packed))  # fmt: skip
+        values = (weight,) if packed == 1 else tuple(Rewriter(_chosen)(substitute(weight, {step: k})) for k in at)
         for deep, var in ((True, outer), (False, product.column)):
             if all(_is_side_by_side(value, var, lanes) for value in values):
-                return _Plan(deep, outer, values)
+                return _Plan(deep, outer, values, apart)
     return None
 
 
 def _is_side_by_side(value: Value, var: Var, lanes: int) -> bool:
-    """Whether what a value reads lies side by side along a loop, or is one number for all lanes; some of it does."""
+    """Whether what a value reads lies side by side along a loop, or is one number for all lanes; some of it does.
+
+    Where numbers of a small table lie does not matter.
+    """
     dependence, strides = Dependence(), list[object]()
     for part in walk([value]):
-        if isinstance(part, (Load, Number)):
+        if _reads_both(part):
+            return False
+        if isinstance(part, (Load, Number)) and not _is_chosen(part):
             strides += [dependence.stride(at, var, lanes) for at in indices_of(part) or [0]]
     return all(stride in (0, 1) for stride in strides) and 1 in strides
+
+
+def _reads_both(part: Value) -> bool:
+    """Whether a place that lanes do not know chooses between parts of a weight: each part would be read for both."""
+    if not isinstance(part, Op) or part.name != "where" or not isinstance(part.args[0], Op):
+        return False
+    by_place = part.args[0].name == "eq" and isinstance(part.args[0].args[0], Number)
+    return by_place and all(any(isinstance(below, Load) for below in walk([side])) for side in part.args[1:])
+
+
+def _is_chosen(part: Value) -> bool:
+    """Whether a value is read at a place that data say."""
+    return isinstance(part, Load) and any(isinstance(at, Loaded) for index in part.indices for at in atoms(index))
 
 
 class _FewRowsCpp(ReadsPairs):
@@ -215,7 +239,8 @@ class _FewRowsCpp(ReadsPairs):
         self._line("u16* const pairs = (u16*)x;")
         with self._w.block("if (g != known)"):
             given = f"pairs, PITCH * PACKED, (const u16*)({self._base(a)}), {a.row}ll, EXTENT"
-            self._line("known = g;", f"gemm::copy_pairs<ROWS, PACKED>({given});")
+            apart = "true" if self._plan.apart else "false"
+            self._line("known = g;", f"gemm::copy_pairs<ROWS, PACKED, {apart}>({given});")
         if self._plan.deep:
             self._deep_pairs()
             return
@@ -247,8 +272,9 @@ class _FewRowsCpp(ReadsPairs):
         self._line("known = g;", "for (i64 n = 0; n < ROWS * LINE; ++n) x[n] = 0.0f;")
         self._line(f"const {memory_type(a.buffer.dtype)}* const a = {self._base(a)};")
         with self._w.block("for (i64 r = 0; r < ROWS; ++r) for (i64 p = 0; p < PACKED; ++p)"):
+            place = "p * EXTENT + k" if self._plan.apart else "k * PACKED + p"
             self._line(f"for (i64 k = 0; k < EXTENT; ++k) x[r * LINE + p * PITCH + k] = "
-                       f"get(a + r * {a.row}ll + k * PACKED + p);")  # fmt: skip
+                       f"get(a + r * {a.row}ll + {place});")  # fmt: skip
 
     # -- lanes along the depth ------------------------------------------------------------------------------------
 

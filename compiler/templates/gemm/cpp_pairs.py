@@ -41,7 +41,8 @@ INLINE Row row_at(const u16* p, i64 count) {
 }
 
 // Rows of x: of each 32 words of P numbers, the first numbers, then the second ones, and so on; zeros after the last.
-template <int R, int P> static inline void copy_pairs(u16* x, i64 pitch, const u16* a, i64 row, i64 words) {
+// APART: the numbers of a word are as far apart as there are words, else they are neighbours.
+template <int R, int P, bool APART> static inline void copy_pairs(u16* x, i64 pitch, const u16* a, i64 row, i64 words) {
   __builtin_memset(x, 0, R * pitch * 2);
   for (i64 r = 0; r < R; ++r) {
     const u16* const from = a + r * row;
@@ -52,11 +53,12 @@ template <int R, int P> static inline void copy_pairs(u16* x, i64 pitch, const u
       for (i64 b = 0; b < words; b += 32)
         for (int p = 0; p < P; ++p) {
           u16* const part = to + b * P + p * 32;
-          const u16* const some = from + b * P + p;
+          const u16* const some = APART ? from + p * words + b : from + b * P + p;
+          constexpr int NEXT = APART ? 1 : P;
           if (b + 32 <= words)
-            for (int l = 0; l < 32; ++l) part[l] = some[l * P];
+            for (int l = 0; l < 32; ++l) part[l] = some[l * NEXT];
           else
-            for (i64 l = 0; l < words - b; ++l) part[l] = some[l * P];
+            for (i64 l = 0; l < words - b; ++l) part[l] = some[l * NEXT];
         }
     }
   }

@@ -5,7 +5,7 @@
 
 Only what nobody else reads, element by element: no reductions, no random numbers. Halves of bytes that are put side by
 side (`stack([p & 15, p >> 4], -1)`) are elements of their own. Matrices chosen by an index (`w[experts]`) are read
-where they lie.
+where they lie. On CPUs, bits may choose a number of a small table (`nf4[p & 15]`), where they cannot choose another.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torch import fx
 from ....rewrites.compat import OpOverload, argument
 from ....rewrites.graph import CASTS
 from ...ir.dependence import Dependence
-from ...ir.index.index import Index, Var
-from ...ir.value import Const, Load, Number, Op, Rewriter, Value, compute_dtype, walk
+from ...ir.index.index import Index, Loaded, Var, atoms, quotient, remainder
+from ...ir.index.ranges import in_range
+from ...ir.value import Const, Load, Number, Op, Rewriter, Value, compute_dtype, indices_of, walk
 from ...lowering.core import Indices, cast
 from ...lowering.sizes import Unlowered
 from ...passes.gathered_products import gathers_matrices
@@ -33,7 +34,10 @@ from .description import FLOAT8, Matrix, Prologue
 _BYTES = (torch.int8, torch.uint8, torch.bool)
 _WIDER = (torch.bfloat16, torch.float16, torch.float32)  # what holds every 8-bit float
 _LONGEST = 20  # nodes of a prologue
-_JOINS = ("aten.cat", "aten.stack")  # of parts that have one place each: what unpacks bytes ends with
+_JOINS = ("aten.cat", "aten.stack")  # of parts of one size: what unpacks bytes ends with
+_MOST_PARTS = 8  # of these: a byte has as many bits
+_LOOKUPS = ("aten.index", "aten.index_select", "aten.embedding")
+_TABLE = 256  # entries of a table that stays in a processor's first cache
 _LARGE_PARTS = 2  # tensors of the operand's own size that it is computed from, at most
 
 
@@ -66,14 +70,17 @@ def prologue_of(
         indices: of the operand's element, in `loops`.
         loops: the batch, the operand's rows and its columns.
     """
-    inside = _chain(operand, call)
-    if not _is_worth(inside):
-        return None
-    formulas = _Operand(inside, through_copies=False)
-    try:
-        value = cast(formulas.value(operand).at(indices), compute_dtype(operand.meta["val"].dtype))
-    except Unlowered:
-        return None
+    for lookups in (True, False):
+        inside = _chain(operand, call, lookups)
+        if not _is_worth(inside):
+            return None
+        formulas = _Operand(inside, through_copies=False)
+        try:
+            value = cast(formulas.value(operand).at(indices), compute_dtype(operand.meta["val"].dtype))
+        except Unlowered:
+            return None
+        if not lookups or not any(map(_looks_up, inside)) or _are_in_range(value):
+            break
     value = Rewriter(_exact)(value)
     if any(part.dtype in FLOAT8 for part in walk([value])):
         return None
@@ -103,14 +110,14 @@ def _is_worth(inside: Iterable[fx.Node]) -> bool:
     return not all(map(is_move, inside))
 
 
-def _chain(operand: fx.Node, call: fx.Node) -> dict[fx.Node, None]:
+def _chain(operand: fx.Node, call: fx.Node, lookups: bool = True) -> dict[fx.Node, None]:
     """The nodes that compute the operand element by element, and that nobody else reads."""
     inside: dict[fx.Node, None] = {}
     waiting = [operand] if list(operand.users) == [call] and call.args.count(operand) == 1 else []
     while waiting and len(inside) < _LONGEST:
         node = waiting.pop(0)
         shared = node is not operand and any(user not in inside for user in node.users)
-        if node in inside or shared or not _computes_elements(node):
+        if node in inside or shared or not (_computes_elements(node) or (lookups and _looks_up(node))):
             continue  # what is read by more of the chain is looked at again when that is inside
         inside[node] = None
         waiting.extend(node.all_input_nodes)
@@ -120,7 +127,7 @@ def _chain(operand: fx.Node, call: fx.Node) -> dict[fx.Node, None]:
 def _computes_elements(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or _is_float8(node):
         return False
-    if is_move(node) or packet(node) in CASTS or _joins_places(node):
+    if is_move(node) or packet(node) in CASTS or _joins_parts(node):
         return True
     if gathers_matrices(node):
         return node.meta["val"].device.type == "cuda"
@@ -128,6 +135,30 @@ def _computes_elements(node: fx.Node) -> bool:
         return False
     tags = node.target.tags
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+def _looks_up(node: fx.Node) -> bool:
+    """Whether a node takes numbers of a small table, on a CPU."""
+    if packet(node) not in _LOOKUPS or not isinstance(node.args[0], fx.Node):
+        return False
+    table: torch.Tensor = node.args[0].meta["val"]
+    known = all(isinstance(size, int) for size in table.shape)
+    if table.device.type != "cpu" or not known or not 0 < table.shape[0] == table.numel() <= _TABLE:
+        return False
+    indices = (
+        node.args[1]
+        if packet(node) == "aten.index"
+        else [argument(node, "index" if "select" in packet(node) else "indices")]
+    )
+    chosen = [index.meta["val"] for index in indices if isinstance(index, fx.Node)]  # type: ignore[union-attr]
+    whole = not chosen[0].is_floating_point() and chosen[0].dtype != torch.bool if chosen else False
+    return len(chosen) == len(indices) == 1 and whole  # type: ignore[arg-type]
+
+
+def _are_in_range(value: Value) -> bool:
+    """Whether all that is read at places which data say is known to be there."""
+    places = (at for part in walk([value]) for number in indices_of(part) for at in atoms(number))
+    return all(in_range(place) for place in places if isinstance(place, Loaded))
 
 
 class _Operand(Formulas):
@@ -150,16 +181,17 @@ class _Operand(Formulas):
         return self._low.pointwise(lambda at: _widened(eights.at(at)), eights.sizes, val.dtype)
 
     def _joined(self, node: fx.Node) -> Any:
-        """Parts side by side, one place each: the place says of which part an element is."""
+        """Parts of one size side by side: the place says of which part an element is."""
         parts, val = [self.value(part) for part in node.args[0]], node.meta["val"]  # type: ignore[union-attr]
         dim = _joined_dim(node)
-        between = (0,) if packet(node) == "aten.cat" else ()
+        size = val.shape[dim] // len(parts)
 
         def compute(at: Indices) -> Value:
+            between = (remainder(at[dim], size),) if packet(node) == "aten.cat" else ()
             elements = [part.at((*at[:dim], *between, *at[dim + 1 :])) for part in parts]
             chosen = elements.pop()
             for place in reversed(range(len(elements))):
-                own = (Number(at[dim], torch.int64), Const(place, torch.int64))
+                own = (Number(quotient(at[dim], size), torch.int64), Const(place, torch.int64))
                 chosen = Op("where", (Op("eq", own, torch.bool), elements[place], chosen), chosen.dtype)
             return chosen
 
@@ -173,12 +205,19 @@ def _joined_dim(node: fx.Node) -> int:
     return dim % node.meta["val"].dim()
 
 
-def _joins_places(node: fx.Node) -> bool:
-    """Whether a node joins tensors of one dtype, each of which has one place along the joined dim."""
+def _joins_parts(node: fx.Node) -> bool:
+    """Whether a node joins tensors of one dtype that have the same size along the joined dim; on GPUs a size of 1."""
     if packet(node) not in _JOINS or not isinstance(node.args[0], (list, tuple)):
         return False
     val, parts = node.meta["val"], [part.meta["val"] for part in node.args[0] if isinstance(part, fx.Node)]
-    return len(parts) == val.shape[_joined_dim(node)] and all(part.dtype == val.dtype for part in parts)
+    if not all(part.dtype == val.dtype for part in parts):
+        return False
+    dim = _joined_dim(node)
+    if len(parts) == val.shape[dim]:
+        return True
+    same = packet(node) == "aten.cat" and {part.dim() for part in parts} == {val.dim()}
+    few = 1 < len(parts) == len(node.args[0]) <= _MOST_PARTS and val.device.type == "cpu"
+    return same and few and len({part.shape[dim] for part in parts}) == 1
 
 
 def _is_float8(node: fx.Node) -> bool:

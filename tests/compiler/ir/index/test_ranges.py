@@ -14,7 +14,10 @@ from regraft.compiler.lowering.arithmetic import op
 ENDS = [-(2**31), -(2**31) + 1, -7, -1, 0, 1, 3, 511, 2**31 - 2, 2**31 - 1]
 NUMBERS = st.sampled_from(ENDS)
 UNKNOWN = Load("numbers", (Var("i", 8),), torch.int32)
-FUNCTIONS = {"maximum": torch.maximum, "minimum": torch.minimum, "add": torch.add, "sub": torch.sub}
+FUNCTIONS = {
+    "maximum": torch.maximum, "minimum": torch.minimum, "add": torch.add, "sub": torch.sub,
+    "bitwise_and": torch.bitwise_and, "rshift": torch.bitwise_right_shift,
+}  # fmt: skip
 
 
 KINDS = [torch.int8, torch.uint8, torch.int16, torch.int64, torch.bool]
@@ -30,7 +33,8 @@ def values(depth: int) -> st.SearchStrategy[Value]:
         return leaves
     there_and_back = st.builds(converted, values(depth - 1), st.sampled_from(KINDS))
     return (
-        st.builds(op, st.sampled_from(sorted(FUNCTIONS)), values(depth - 1), values(depth - 1))
+        st.builds(op, st.sampled_from(sorted(set(FUNCTIONS) - {"rshift"})), values(depth - 1), values(depth - 1))
+        | st.builds(op, st.just("rshift"), values(depth - 1), st.integers(0, 31).map(lambda n: Const(n, torch.int32)))
         | there_and_back
         | leaves
     )
@@ -52,6 +56,13 @@ def test_values_are_in_their_ranges(value: Value) -> None:
     found = evaluated(value, torch.tensor(ENDS, dtype=torch.int32)).tolist()
     assert low is None or low <= min(found)
     assert high is None or high >= max(found)
+
+
+def test_bits_have_ends() -> None:
+    byte = Load("bytes", (Var("i", 8),), torch.uint8)
+    assert value_bounds(op("bitwise_and", UNKNOWN, Const(15, torch.int32))) == (0, 15)
+    assert value_bounds(op("rshift", byte, Const(4, torch.uint8))) == (0, 15)
+    assert value_bounds(op("rshift", UNKNOWN, Const(4, torch.int32))) == (None, None)
 
 
 def test_a_step_from_a_number_with_ends_has_ends() -> None:

@@ -179,6 +179,34 @@ SPELLINGS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
         lambda x, w, s: F.linear(x, (joined(w).to(torch.int8) - 8).to(x.dtype) * s[:, None]),
         [random(N, K // 2, dtype=torch.uint8), SCALE],
     ),
+    "halves side by side": (
+        lambda x, w, s: F.linear(x, (torch.cat([w & 0xF, w >> 4], 1).to(x.dtype) - 8) * s[:, None]),
+        [random(N, K // 2, dtype=torch.uint8), SCALE],
+    ),
+    "high halves first, in groups": (
+        lambda x, w, s: F.linear(
+            x, ((torch.cat([w >> 4, w & 15], -1).to(x.dtype) - 8).view(N, 3, 32) * s[..., None]).view(N, K)
+        ),
+        [random(N, K // 2, dtype=torch.uint8), GROUPS],
+    ),
+    "quarters side by side": (
+        lambda x, w, s: F.linear(x, (torch.cat([(w >> n) & 3 for n in (0, 2, 4, 6)], 1).to(x.dtype) - 1) * s[:, None]),
+        [random(N, K // 4, dtype=torch.uint8), SCALE],
+    ),
+    "numbers of a table": (
+        lambda x, w, s, table: F.linear(x, table[halves(w).long()] * s[:, None]),
+        [random(N, K // 2, dtype=torch.uint8), SCALE, random(16)],
+    ),
+    "embedded numbers in groups": (
+        lambda x, w, s, table: F.linear(
+            x, (F.embedding(halves(w).int(), table).view(N, 3, 32) * s[..., None]).view(N, K)
+        ),
+        [random(N, K // 2, dtype=torch.uint8), GROUPS, random(16, 1)],
+    ),
+    "selected numbers": (
+        lambda x, w, table: F.linear(x, table.index_select(0, (w.view(-1) & 127).int()).view(N, K)),
+        [random(N, K, dtype=torch.uint8), random(128)],
+    ),
     "one number": (lambda x, w: F.linear(x, w.to(x.dtype) * 0.01), [BYTES]),
 }  # fmt: skip
 
@@ -217,6 +245,23 @@ def test_bytes_of_any_size(m: int, n: int, k: int, kind: str) -> None:
         weights_read(SPELLINGS["halves of bytes"][0], given)
 
 
+def test_weights_side_by_side_are_not_read_for_each_other() -> None:
+    """Columns of two matrices: each element is one of either, which only its place says."""
+    given = [random(2, K), random(N, K), random(N, K)]
+    made, _ = fused(lambda x, u, v: F.linear(x, torch.cat([u, v])), given)
+    assert [node for node in made.graph.nodes if node.target == torch.ops.aten.cat.default]
+
+
+def test_places_of_a_table_that_may_not_be_there_are_looked_up_before() -> None:
+    """Kernels of products check no index; eager's errors stay."""
+    given = [random(2, K), torch.full((N, K), 15, dtype=torch.uint8), random(15)]
+    look_up = lambda x, w, table: F.linear(x, table[(w & 15).long()])  # noqa: E731
+    made, _ = fused(look_up, given)
+    assert [node for node in made.graph.nodes if node.target == torch.ops.aten.index.Tensor]
+    with pytest.raises(IndexError):
+        made(*given)
+
+
 def test_scales_with_more_elements_than_the_weight() -> None:
     """Each matrix of a batch scales the one weight, whose columns have a byte each."""
     given = [random(4, 2, 2, dtype=BF16), random(5, 1, dtype=torch.uint8), random(4, 5, dtype=BF16)]
@@ -244,7 +289,7 @@ def test_no_scale_is_read_behind_the_last_group() -> None:
 
 @one_row_in(2)
 @pytest.mark.parametrize("rows", [1, 6])
-@pytest.mark.parametrize("name", ["halves of bytes", "halves in groups", "scaled", "groups"])
+@pytest.mark.parametrize("name", ["halves of bytes", "halves in groups", "scaled", "groups", "halves side by side"])
 def test_numbers_that_are_not_finite(name: str, rows: int) -> None:
     """NaN where eager has NaN, from rows and from scales; what is near infinities is not finite either."""
     function, (weight, scale) = SPELLINGS[name]
