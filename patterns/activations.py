@@ -13,13 +13,12 @@ activation, and generated code fuses both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from ..rewrites.binding import Binding
 from ..rewrites.graph import describe, dtype, is_tensor, sees, shape, val, widens
 from ..rewrites.pattern import choose
 from ..rewrites.reason import Reason
@@ -27,6 +26,7 @@ from ..rewrites.rule import ROUNDING, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import hint, same_shape
 from .activations_overlooked import overlooked_activations
+from .dtypes import result_dtype
 
 TANH_ROOT = math.sqrt(2 / math.pi)
 ERF_ROOT = math.sqrt(0.5)
@@ -81,11 +81,6 @@ def _halved(x: Any, gate: Any) -> Any:
 def _gelu(x: torch.Tensor, root: float, approximate: str) -> torch.Tensor:
     float(root)  # reading a symbolic number guards it
     return F.gelu(x, approximate=approximate)
-
-
-def result_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
-    """The dtype of the value that is replaced."""
-    return dtype(match.matched[0])
 
 
 _COMPLEX = T("N", dtype=torch.complex64)

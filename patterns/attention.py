@@ -33,7 +33,6 @@ from .attention_guards import (
     kept_weights,
     masks_fit,
     nan_policy,
-    result_dtype,
     row_scale_is_per_row,
     rows_keep_a_key,
     sink_is_a_column,
@@ -43,6 +42,7 @@ from .attention_guards import (
 from .attention_kernels import CPU_KERNELS, MATH_KERNEL, WEIGHTS_KERNEL
 from .attention_overlooked import overlooked_attentions
 from .attention_samples import REFUSED, SAMPLES, WEIGHTS_REFUSED, WEIGHTS_SAMPLES
+from .dtypes import result_dtype
 from .hidden_rows import absorbing, bias_comes_last, selects, sums_lose_digits
 
 _GUARDS = (

@@ -161,11 +161,6 @@ def _cast_from(node: Any, source: torch.dtype) -> bool:
     return op_name(node) == "aten.to" and dtype(node.args[0]) == source
 
 
-def result_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
-    """The dtype of the value that is replaced."""
-    return dtype(match.matched[0])
-
-
 def nan_policy(match: Binding, policy: Mapping[str, str]) -> str:
     """``"eager"`` if rows that are NaN in eager code must stay NaN, ``"safe"`` if they may be finite."""
     return policy.get("nan", "eager")

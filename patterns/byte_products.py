@@ -25,6 +25,7 @@ from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import hint, known, product
 from ..rewrites.words import counted
+from .dtypes import result_dtype
 from .linear import overlaps
 
 BYTES = (torch.int8, torch.uint8)
@@ -159,11 +160,6 @@ def rounded_to_floats(match: Binding) -> Reason | None:
 def is_turned(match: Binding, policy: Mapping[str, str]) -> bool:
     """Whether rows of the weight go along the depth, `x @ weight`."""
     return dict(match.tags)["layout"] == "columns"
-
-
-def result_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
-    """The dtype of the value that is replaced."""
-    return dtype(match.matched[0])
 
 
 def _widest(kind: Any, *operands: Any) -> Any:

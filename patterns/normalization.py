@@ -26,6 +26,7 @@ from ..rewrites.pattern import cast, choose, optional
 from ..rewrites.reason import Reason
 from ..rewrites.rule import ROUNDING, register_pattern
 from ..rewrites.sample import Sample, T
+from .dtypes import result_dtype
 from .normalization_overlooked import overlooked_norms
 
 
@@ -71,11 +72,6 @@ def casts_keep_values(match: Binding) -> Reason | None:
             message = f"{describe(node)} rounds what is normalized"
             return Reason("statistics-rounded", message, (node,), f"wider than {describe(x)}", describe(node))
     return None
-
-
-def result_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
-    """The dtype of the value that is replaced."""
-    return dtype(match.matched[0])
 
 
 def compute_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:

@@ -24,6 +24,7 @@ from ..rewrites.reason import Reason
 from ..rewrites.rule import ROUNDING, Candidate, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import same_shape
+from .dtypes import result_dtype
 from .rotary_overlooked import overlooked_rotations
 
 FORM = "form"  # the tag that names the spelling
@@ -78,11 +79,6 @@ def pairs_are_whole(match: Binding) -> Reason | None:
         return None
     message = f"pairs are regrouped as {describe(merged)}"
     return Reason("pairs-regrouped", message, (merged,), describe(x), describe(merged))
-
-
-def result_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
-    """The dtype of the value that is replaced."""
-    return dtype(match.matched[0])
 
 
 def form(match: Binding, policy: Mapping[str, str]) -> str:

@@ -49,6 +49,13 @@ class Layout:
         """That of a buffer."""
         return cls(buffer.sizes, buffer.strides, buffer.dtype)
 
+    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, or a copy of it that lies like this."""
+        if tensor.stride() == self.strides:
+            return tensor
+        made = torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device=tensor.device)
+        return made.copy_(tensor)
+
 
 class CppTemplateCall(TemplateCall):
     """A template's kernel for CPUs, which C++ may call as well as Python.

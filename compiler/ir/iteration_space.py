@@ -5,7 +5,7 @@ i < 128, j < 768      98304 iterations, number 768*i + j, in blocks of 1024: 96
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from .program import Buffer
 _INT32 = 2**31 - 1
 
 
-def extent_of(loops: Sequence[Var]) -> Any:
+def extent_of(loops: Iterable[Var]) -> Any:
     """How many iterations loops have together."""
     total: Any = 1
     for var in loops:
@@ -30,6 +30,11 @@ def number_of(loops: Sequence[Var]) -> Any:
     for var in loops:
         total = add(mul(total, var.extent), var.index())
     return total
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is no smaller."""
+    return 1 << max(size - 1, 0).bit_length()
 
 
 def blocks_of(extent: Any, block: int) -> Any:

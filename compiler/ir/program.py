@@ -15,6 +15,7 @@ scatter over a copy, a write to an input), and then their order in `items` is th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -141,3 +142,12 @@ class Program:
     items: list[Item] = field(default_factory=list)
     outputs: tuple[str, ...] = ()
     examples: dict[str, int] = field(default_factory=dict)
+
+
+def dense_strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps, of dims in an order, the outermost first."""
+    strides, step = [0] * len(sizes), 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= sizes[dim]
+    return tuple(strides)

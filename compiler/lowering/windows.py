@@ -19,7 +19,7 @@ from ..ir.index.bounds import known_lt
 from ..ir.index.index import Index, add, least, most, mul, quotient, remainder
 from ..ir.value import Value
 from .arithmetic import plus
-from .core import Indices, Lowering, Tensor
+from .core import Indices, Lowering, Tensor, Unlowered
 from .positions import compared, numel, within
 
 Place = tuple[Any, list[Value]]  # an index, and the conditions under which it is one
@@ -189,3 +189,9 @@ def summed(
         steps = list(product(*map(range, extents)))
         return low.pointwise(lambda at: finish(at, plus(*[term(at, r) for r in steps])), sizes, dtype)
     return low.reduce("sum", term, sizes, extents, lambda at, parts: finish(at, parts[0]), [dtype])[0]
+
+
+def require_floating(x: Tensor) -> None:
+    """Refuse a mean of integers."""
+    if not x.dtype.is_floating_point:
+        raise Unlowered("dtype", f"a mean of {x.dtype}")

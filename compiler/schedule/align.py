@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..ir.index.index import Index, Var, mul, quotient, remainder
+from ..ir.iteration_space import extent_of
 from .affine import Digit, Offset, ascending, at_most, digits, less
-from .groups import Axes, AxisAccess, Group, Member, extent_of, split_axes
+from .groups import Axes, AxisAccess, Group, Member, split_axes
 from .profit import guess
 
 _TRIES = 4  # buffers that two groups share, by which alignment is tried

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..ir.index.index import Index, Var, atoms
-from ..ir.program import Buffer, Definition, Extern, Item, Store
+from ..ir.program import Buffer, Definition, Extern, Item, Store, dense_strides
 from ..ir.value import Load
 from .affine import digits
 from .dependences import loads
@@ -89,7 +89,7 @@ def _as_read(item: Definition, store: Store, buffers: Mapping[str, Buffer]) -> B
         strides = {d: seen.stride(v) for v, d in dims.items()} if seen is not None else {}
         if strides and all(isinstance(n, int) and n for n in strides.values()):
             order = sorted(range(len(buffer.sizes)), key=lambda d: -strides.get(d, math.inf))
-            return replace(buffer, strides=_dense(buffer.sizes, order))
+            return replace(buffer, strides=dense_strides(buffer.sizes, order))
     return buffer
 
 
@@ -186,13 +186,4 @@ def _steps_by_one(index: Index, var: Var) -> bool:
 
 def _strides(sizes: Sequence[int], inner: int) -> tuple[int, ...]:
     """Dense strides with one dim innermost, the others in their order."""
-    return _dense(sizes, [*(d for d in range(len(sizes)) if d != inner), inner])
-
-
-def _dense(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides without gaps, of dims in an order, the outermost first."""
-    strides, step = [0] * len(sizes), 1
-    for dim in reversed(order):
-        strides[dim] = step
-        step *= sizes[dim]
-    return tuple(strides)
+    return dense_strides(sizes, [*(d for d in range(len(sizes)) if d != inner), inner])

@@ -14,10 +14,11 @@ from typing import Any
 
 from ...rewrites.switches import allowed
 from ..ir.index.index import add, mul
+from ..ir.iteration_space import extent_of
 from ..ir.program import Buffer, Extern, Item
 from .affine import digits
 from .dependences import ItemEffects, effects, order_of
-from .groups import Axes, Group, Member, Step, extent_of, members_of
+from .groups import Axes, Group, Member, Step, members_of
 from .inlining import LAUNCH, cost_of
 from .legality import Fusion, FusionRefusal, fusion_of, makes_serial, maps_in_columns, walks_across
 from .log import FusionLog

@@ -15,7 +15,8 @@ from functools import lru_cache
 from itertools import count
 from typing import Any, Literal
 
-from ..ir.index.index import Var, add, mul, rebuild
+from ..ir.index.index import Var, mul, rebuild
+from ..ir.iteration_space import extent_of, number_of
 from ..ir.program import Definition, Extern
 from ..ir.value import Load, Number, Result, Value, walk
 from .affine import ascending, digits, joint_runs
@@ -277,25 +278,10 @@ Step = Group | Extern
 
 def split_axes(members: Iterable[Member], pieces: Mapping[Var, tuple[Var, ...]]) -> tuple[Member, ...]:
     """Members with axes split: each into its `pieces`, outermost first."""
-    by = {axis: _joint(parts) for axis, parts in pieces.items()}
+    by = {axis: number_of(parts) for axis, parts in pieces.items()}
     return tuple(m if not by.keys() & set(m.axes) else _split(m, pieces, by) for m in members)
 
 
 def _split(member: Member, pieces: Mapping[Var, tuple[Var, ...]], by: Mapping[Var, Any]) -> Member:
     outer, reduced = (tuple(p for v in side for p in pieces.get(v, (v,))) for side in (member.outer, member.reduced))
     return member.over(by, outer, reduced)
-
-
-def _joint(parts: tuple[Var, ...]) -> Any:
-    total: Any = 0
-    for part in parts:
-        total = add(mul(total, part.extent), part.index())
-    return total
-
-
-def extent_of(axes: Iterable[Var]) -> Any:
-    """How many iterations loops over `axes` have."""
-    total: Any = 1
-    for axis in axes:
-        total = mul(total, axis.extent)
-    return total

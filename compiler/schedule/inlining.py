@@ -25,6 +25,7 @@ from ...rewrites.switches import allowed
 from ..ir.index.bounds import bounds
 from ..ir.index.index import Index, Loaded, Var, atoms, terms
 from ..ir.index.ranges import in_range
+from ..ir.iteration_space import extent_of
 from ..ir.ops import OPS
 from ..ir.program import Buffer, Definition, Extern, Item
 from ..ir.simplify import Simplifier
@@ -34,7 +35,6 @@ from .affine import variables_of
 from .dependences import checked, effects, loads, order_of, roots, values_in
 from .few_folds import without_constants, written_out
 from .flat_access import rewritten
-from .groups import extent_of
 from .one_hot import without_one_hot
 from .profit import guess
 from .target import CPU, Target

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.index.index import Index, Loaded, Var, atoms
+from ..ir.iteration_space import extent_of
 from .affine import digits, less, separate
 from .align import Aligned, alignments
-from .groups import Axes, AxisAccess, Group, Member, extent_of, read_across
+from .groups import Axes, AxisAccess, Group, Member, read_across
 from .profit import guess
 from .target import CPU, NARROWEST, Target
 

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..ir.index.index import Var, mul
+from ..ir.iteration_space import extent_of
 from ..ir.program import Buffer
 from .affine import digits, never_meet
-from .groups import AxisAccess, Member, extent_of
+from .groups import AxisAccess, Member
 from .legality import contiguous_axis
 from .profit import bytes_of, guess
 from .target import NARROWEST, Target

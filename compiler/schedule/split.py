@@ -23,12 +23,13 @@ import torch
 from ..ir.folds import component_dtypes, identity
 from ..ir.index.bounds import bounds
 from ..ir.index.index import Index, Loaded, Var, add, atoms, mul, quotient, remainder
+from ..ir.iteration_space import extent_of
 from ..ir.program import Buffer, Definition, Item, Program, Reduction, Store
 from ..ir.reducers import folding_states
 from ..ir.value import Const, Guarded, Load, Number, Op, Result, Rewriter, Value, walk
 from .affine import OPAQUE, digits, variables_of
 from .flat_access import flatten
-from .groups import by_stride, extent_of
+from .groups import by_stride
 from .join_folds import with_joined_folds
 from .profit import guess
 from .second_stages import join_second_stages

@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.codegen.triton import KernelSource
 from regraft.compiler.ir.interpreter import allocate
+from regraft.compiler.ir.iteration_space import power_of_two
 from regraft.compiler.ir.program import Buffer
 from regraft.compiler.lowering.arithmetic import op
 from regraft.compiler.lowering.core import whole
@@ -29,7 +30,7 @@ from regraft.compiler.templates.attention.sdpa import SDPA, match_sdpa
 from regraft.compiler.templates.attention.triton_backward import attention_backward
 from regraft.compiler.templates.attention.triton_forward import attention_triton, statistics_buffer
 from regraft.compiler.templates.attention.triton_split_keys import split_attention, workspaces
-from regraft.compiler.templates.attention.triton_tiles import SplitTile, Tile, power
+from regraft.compiler.templates.attention.triton_tiles import SplitTile, Tile
 from regraft.compiler.templates.common.formula import packet
 
 from .triton_kernels import interpreter
@@ -180,7 +181,7 @@ def run_split(
     """
     found, module = found_in(function, inputs)
     attention, tensors = grouped(found.attention), _Inputs(module).of(found.inputs, inputs)
-    tile = SplitTile(max(16, power(attention.row.extent)), keys, 4, 2, splits)
+    tile = SplitTile(max(16, power_of_two(attention.row.extent)), keys, 4, 2, splits)
     source = split_attention(attention, tile, early=early)
     result = allocate(attention.out.buffer, {})
     memory = [_memory(x) for x in (*tensors, result, *(allocate(b, {}) for b in workspaces(attention, tile)))]

@@ -16,7 +16,7 @@ import torch
 
 from ...ir.accesses import accesses, loaded_buffers, statements, stored_buffers, updated
 from ...ir.index.index import Var, mul
-from ...ir.iteration_space import are_apart, extent_of, is_indirect, number_of
+from ...ir.iteration_space import are_apart, extent_of, is_indirect, number_of, power_of_two
 from ...ir.kernel import Assign, Fold, Loop, Statement, Update
 from ...ir.launch import Blocks
 from ...ir.program import Buffer, Reduction, Store
@@ -326,7 +326,7 @@ class BodyWriter:
         self._values.columns = None
 
     def _at_once(self, loops: tuple[Var, ...], body: tuple[Statement, ...], extent: int) -> None:
-        block = max(1 << max(extent - 1, 0).bit_length(), min(self._blocks.column_block, self._fewest_lanes()))
+        block = max(power_of_two(extent), min(self._blocks.column_block, self._fewest_lanes()))
         key = ("axis", *loops)
         found = self._out.find(key)
         if found is None:

@@ -22,7 +22,7 @@ from ..arithmetic import const, op, over, size_value, times, where
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers
 from ..dim_by_dim import are_separable, folded_dim_by_dim
 from ..positions import filled, guarded, iterations, loaded, lowest, numel, raveled, scalar, unraveled
-from ..windows import UNROLLED, Adaptive, Sliding, Window, places, summed
+from ..windows import UNROLLED, Adaptive, Sliding, Window, places, require_floating, summed
 from .views import promised_sizes
 
 _EXACT = 1 << 24  # whole numbers that float32 holds
@@ -135,13 +135,8 @@ def _adaptive(x: Tensor, outs: Indices, rank: int) -> list[Adaptive]:
     return [Adaptive(size, out) for size, out in zip(x.sizes[-rank:], outs[-rank:], strict=True)]
 
 
-def _require_floating(x: Tensor) -> None:
-    if not x.dtype.is_floating_point:
-        raise Unlowered("dtype", f"a mean of {x.dtype}")
-
-
 def _average(low: Lowering, x: Tensor, windows: Sequence[Window], sizes: Indices, count: Count) -> Tensor:
-    _require_floating(x)
+    require_floating(x)
     rank, kind = len(windows), compute_dtype(x.dtype)
 
     def mean(at: Indices, total: Value) -> Value:
@@ -165,7 +160,7 @@ def _seen(x: Tensor, windows: Sequence[Window], other: Value) -> Callable[[Indic
 
 
 def _average_backward(low: Lowering, grad: Tensor, x: Tensor, windows: Sequence[Window], count: Count) -> Tensor:
-    _require_floating(grad)
+    require_floating(grad)
     rank, kind = len(windows), compute_dtype(grad.dtype)
 
     def term(at: Indices, r: Indices) -> Value:

@@ -24,7 +24,7 @@ from ..core import Indices, Lowering, Tensor, Unlowered, cast, const, lowers
 from ..positions import compared, filled, guarded, iterations, within
 from ..readers import MOST_OUTPUTS, Readers, readers
 from ..scale import Scale
-from ..windows import summed
+from ..windows import require_floating, summed
 from .copies import copied
 
 CUBIC = -0.75  # the free coefficient of eager's cubic convolution
@@ -227,7 +227,7 @@ def nearest_exact(low: Lowering, x: Tensor, output_size: Sequence[Any], *scales:
 @lowers("aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_trilinear3d")
 def linear(low: Lowering, x: Tensor, output_size: Sequence[Any], align_corners: bool, *scales: float | None) -> Tensor:
     """Means of the elements around, weighted by distance."""
-    _require_floating(x)
+    require_floating(x)
     axes = _axes(x.dtype, x.sizes, output_size, scales, align_corners, _linear)
     if low.device.type == "cpu":
         axes = [_read_twice(axis) for axis in axes]
@@ -237,7 +237,7 @@ def linear(low: Lowering, x: Tensor, output_size: Sequence[Any], align_corners: 
 @lowers("aten.upsample_bicubic2d")
 def cubic(low: Lowering, x: Tensor, output_size: Sequence[Any], align_corners: bool, *scales: float | None) -> Tensor:
     """Cubic convolution."""
-    _require_floating(x)
+    require_floating(x)
     return _resampled(low, x, _axes(x.dtype, x.sizes, output_size, scales, align_corners, Cubic))
 
 
@@ -332,11 +332,6 @@ def _linear(at: Scale) -> Linear:
 
 def _known_unlike(size: Any, *others: Any) -> bool:
     return all(isinstance(n, int) for n in (size, *others)) and size not in others
-
-
-def _require_floating(x: Tensor) -> None:
-    if not x.dtype.is_floating_point:
-        raise Unlowered("dtype", f"a mean of {x.dtype}")
 
 
 def _axes(

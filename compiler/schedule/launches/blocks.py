@@ -8,7 +8,7 @@ from typing import Any
 
 from ...ir.index.bounds import bounds
 from ...ir.index.index import Index, Var, remainder
-from ...ir.iteration_space import extent_of
+from ...ir.iteration_space import extent_of, power_of_two
 from ...ir.launch import Blocks, Launch
 
 VECTOR = 8  # 16-bit elements that a lane moves at once
@@ -58,7 +58,7 @@ def is_ragged(loops: Sequence[Var]) -> bool:
 def power_of(extent: Any) -> int:
     """The smallest power of two that holds an extent; a large one if the extent is symbolic."""
     high = extent if isinstance(extent, int) else bounds(extent)[1]
-    return 1 << 30 if high is None else 1 << max(int(high) - 1, 0).bit_length()
+    return 1 << 30 if high is None else power_of_two(int(high))
 
 
 def fitting(block: int, extent: Any, least: int, programs: int) -> int:

@@ -14,7 +14,7 @@ import torch
 
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var
-from ...ir.program import Buffer
+from ...ir.program import Buffer, dense_strides
 from ...ir.value import Load
 from .description import Attention
 
@@ -35,7 +35,7 @@ def _placed(buffer: Buffer, attention: Attention) -> Buffer:
         return buffer
     others = set(range(len(buffer.sizes))) - keys - rows
     order = [d for dims in (others, rows - keys, keys) for d in sorted(dims, key=lambda d: -buffer.strides[d])]
-    return replace(buffer, strides=_strides(buffer.sizes, order))
+    return replace(buffer, strides=dense_strides(buffer.sizes, order))
 
 
 def _dims(var: Var, loads: Sequence[Load]) -> set[int]:
@@ -54,12 +54,3 @@ def _is_small(buffer: Buffer, attention: Attention) -> bool:
     return elements <= scores and all(
         step or size == 1 for size, step in zip(buffer.sizes, buffer.strides, strict=True)
     )
-
-
-def _strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Dense strides for dims in the given order, outermost first."""
-    strides, step = [0] * len(sizes), 1
-    for d in reversed(order):
-        strides[d] = step
-        step *= sizes[d]
-    return tuple(strides)

@@ -20,15 +20,13 @@ from contextlib import contextmanager
 
 from ...codegen.cpp.dtypes import memory_type
 from ...codegen.cpp.value_text import Vectors
-from ...codegen.flatten import flatten_value
-from ...ir.program import Buffer
-from ...ir.value import Value
 from ..common.cpp_entry import with_entry
 from ..common.cpp_text import CppText
 from ..common.micro_kernel import PANEL
 from .cpu_tiles import tiling
 from .description import SCORE, Attention, Operand
 from .mask_bounds import horizon
+from .score import flat
 
 PRELUDE = r"""
 namespace attention {
@@ -90,13 +88,9 @@ class AttentionCpp(CppText):
         self._a, self._t = attention, tiling(attention, lanes)
         lead = {var: f"g{number}" for number, var in enumerate(attention.lead)}
         super().__init__((*attention.reads, attention.out.buffer), {**lead, attention.row: "i", attention.key: "j"})
-        self._score = self._flat(attention.score)
-        self._sink = None if attention.sink is None else self._flat(attention.sink)
+        self._score = flat(attention, attention.score)
+        self._sink = None if attention.sink is None else flat(attention, attention.sink)
         self._horizon = horizon(self._score, attention.key, attention.row)
-
-    def _flat(self, value: Value) -> Value:
-        raw = Buffer(SCORE.buffer, SCORE.dtype, (1,), (1,), self._a.out.buffer.device)
-        return flatten_value(value, [*self._a.buffers, raw])
 
     def text(self) -> str:
         """The kernel's functions."""

@@ -15,6 +15,7 @@ from ...ir.dependence import Dependence
 from ...ir.ops import OPS
 from ...ir.value import Const, Load, Op, Value
 from .description import SCORE
+from .score import is_lowest
 
 _F32 = torch.float32
 ONE, ZERO = Const(1.0, _F32), Const(0.0, _F32)
@@ -63,9 +64,9 @@ class _Derivative:
         raise NoDerivativeError(f"the derivative of {value.name} by the score")
 
     def _chosen(self, condition: Value, a: Value, b: Value) -> Value:
-        if _is_lowest(b):
+        if is_lowest(b):
             return self.of(a)
-        if _is_lowest(a):
+        if is_lowest(a):
             return self.of(b)
         chosen, other = self.of(a), self.of(b)
         return chosen if chosen is other else Op("where", (condition, chosen, other), _F32)
@@ -80,10 +81,6 @@ class _Derivative:
             return plus(times(da, b), times(a, db))
         over = plus(da, times(times(value, db), Const(-1.0, _F32)))
         return ZERO if over is ZERO else Op("div", (over, b), _F32)
-
-
-def _is_lowest(value: Value) -> bool:
-    return isinstance(value, Const) and value.number == float("-inf")
 
 
 def apart(slope: Value) -> tuple[Value, float]:

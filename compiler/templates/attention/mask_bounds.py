@@ -19,6 +19,7 @@ import torch
 from ...ir.index.index import Atom, Var, terms
 from ...ir.value import Const, Number, Op, Rewriter, Value
 from .description import mentions
+from .score import is_lowest
 
 _SWAPPED = {"le": "ge", "lt": "gt", "ge": "le", "gt": "lt"}
 _NEGATED = {"le": "gt", "lt": "ge", "ge": "lt", "gt": "le"}
@@ -75,15 +76,11 @@ def _hidden(score: Value, key: Var, sides: tuple[str, ...]) -> Limit | None:
     if not isinstance(score, Op) or score.name != "where":
         return None
     condition, chosen, other = score.args
-    if _is_lowest(other):
+    if is_lowest(other):
         return _fails(condition, key, sides) or _hidden(chosen, key, sides)
-    if _is_lowest(chosen):
+    if is_lowest(chosen):
         return _fails(Op("logical_not", (condition,), condition.dtype), key, sides) or _hidden(other, key, sides)
     return None
-
-
-def _is_lowest(value: Value) -> bool:
-    return isinstance(value, Const) and value.number == float("-inf")
 
 
 def _fails(condition: Value, key: Var, sides: tuple[str, ...]) -> Limit | None:

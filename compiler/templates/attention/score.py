@@ -14,10 +14,12 @@ from typing import TypeGuard
 
 import torch
 
+from ...codegen.flatten import flatten_value
 from ...ir.index.bounds import bounds
 from ...ir.ops import OPS
+from ...ir.program import Buffer
 from ...ir.value import Const, Load, Number, Op, Rewriter, Value
-from .description import SCORE
+from .description import SCORE, Attention
 
 LOG2_E = math.log2(math.e)
 _LOWEST = float("-inf")
@@ -181,3 +183,14 @@ def _over_ln2(bias: Value) -> Value:
 
 def _is_bounded(value: Value) -> bool:
     return isinstance(value, Op) and OPS[value.name].bounded
+
+
+def flat(attention: Attention, value: Value) -> Value:
+    """A formula of an attention whose buffers are read by offsets; the raw score is a buffer of one element."""
+    raw = Buffer(SCORE.buffer, SCORE.dtype, (1,), (1,), attention.out.buffer.device)
+    return flatten_value(value, [*attention.buffers, raw])
+
+
+def is_lowest(value: Value) -> bool:
+    """Whether a value is minus infinity."""
+    return isinstance(value, Const) and value.number == float("-inf")

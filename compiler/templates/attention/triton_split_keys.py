@@ -18,6 +18,7 @@ from ...codegen.triton.dtypes import type_name
 from ...codegen.triton.kernel_text import waiting
 from ...codegen.triton.source import module_text
 from ...codegen.triton.values import TileAxis
+from ...ir.iteration_space import power_of_two
 from ...ir.program import Buffer
 from ...ir.value import Value
 from .description import Attention
@@ -25,7 +26,7 @@ from .score import LOG2_E
 from .seen_keys import seen_keys
 from .triton_forward import WholeForward
 from .triton_text import AttentionText, both, check_operands, contiguous, rows_of
-from .triton_tiles import SplitTile, Tile, parts, power
+from .triton_tiles import SplitTile, Tile, parts
 
 PARTS, STATISTICS = "<parts>", "<statistics>"
 _LOOKED_AT = 2048  # keys whose mask is looked at together
@@ -123,7 +124,7 @@ class _PartialForward(WholeForward):
     def _look(self) -> None:
         """Between which keys all lie that the mask does not hide: `begin`, the first of a block, and `end`."""
         extent, values = self._a.key.extent, self._values
-        size = min(_LOOKED_AT, power(extent))
+        size = min(_LOOKED_AT, power_of_two(extent))
         assert self._seen is not None
         self._line(f"first_seen = tl.full([1], {extent}, tl.int32)", "past_seen = tl.zeros([1], tl.int32)")
         rows, values.rows = values.rows, None
@@ -188,8 +189,8 @@ class _Whole(AttentionText):
         self._line(f"line = tl.program_id(0){self._long}")
         self._line(f"i = line % {a.row.extent}", f"lead = line // {a.row.extent}")
         self._lead()
-        self._line(f"part = tl.arange(0, {power(splits)}){self._long}[:, None]")
-        inside = "" if power(splits) == splits else f"part < {splits}"
+        self._line(f"part = tl.arange(0, {power_of_two(splits)}){self._long}[:, None]")
+        inside = "" if power_of_two(splits) == splits else f"part < {splits}"
         place, other = f"part * {rows} + line", f", mask={inside}, other=" if inside else ""
         lowest = f'{other}float("-inf")' if inside else ""
         self._line(f"top = tl.load({statistics} + {place}{lowest})")

@@ -9,19 +9,18 @@ from typing import Any
 
 import torch
 
-from ...codegen.flatten import flatten_value
 from ...codegen.triton.dtypes import signature_name
 from ...codegen.triton.values import TileAxis, TritonNames, TritonValues
 from ...codegen.triton.writer import TritonWriter
 from ...ir.dependence import Dependence
-from ...ir.index.index import Index, Loaded, Var, atoms
-from ...ir.iteration_space import has_small_offsets, is_small
+from ...ir.index.index import Var
+from ...ir.iteration_space import has_small_offsets, is_indirect, is_small
 from ...ir.program import Buffer
 from ...ir.value import Const, Number, Op, Value, walk
 from ..common.triton_launch import TemplateLaunch
 from .description import SCORE, Attention, Operand
 from .mask_bounds import first_limit, last_limit
-from .score import LOG2_E, in_powers_of_two, lean, unscaled
+from .score import LOG2_E, flat, in_powers_of_two, lean, unscaled
 from .triton_tiles import Tile, parts
 
 OPERANDS = (torch.float32, torch.bfloat16, torch.float16)
@@ -87,10 +86,10 @@ class AttentionText:
         is_short = all(map(has_small_offsets, self._buffers)) and all(map(is_small, _numbers(attention)))
         self._long = "" if is_short else ".to(tl.int64)"
         self._values = TritonValues(self._w, names, self._dependence, "tl.int64" if self._long else "tl.int32")
-        self._raw = self._flat(SCORE)
-        self._exact = self._plain = self._flat(attention.score)
-        self._sink = None if attention.sink is None else self._flat(attention.sink)
-        self._keep = None if attention.keep is None else self._flat(attention.keep)
+        self._raw = flat(attention, SCORE)
+        self._exact = self._plain = flat(attention, attention.score)
+        self._sink = None if attention.sink is None else flat(attention, attention.sink)
+        self._keep = None if attention.keep is None else flat(attention, attention.keep)
         if attention.q.buffer.dtype.itemsize == 2:
             self._plain = lean(self._plain)
         powers = in_powers_of_two(self._plain, self._is_shared)
@@ -99,7 +98,7 @@ class AttentionText:
         apart = None if powers is None else unscaled(powers)
         self._score, self._factor = (self._score, 1.0) if apart is None else apart
         limits = (find(self._score, attention.key, attention.row) for find in (first_limit, last_limit))
-        self._first, self._last = (None if limit is None or _is_indirect(limit.index) else limit for limit in limits)
+        self._first, self._last = (None if limit is None or is_indirect(limit.index) else limit for limit in limits)
         together = self._has_one_block()
         self._depth, self._width = parts(attention.depth, together), parts(attention.width, together)
 
@@ -110,10 +109,6 @@ class AttentionText:
         16-bit heads of 40, 48, 72, 80, 88, 96, 136 and 160 columns with 49 keys. The interpreter does not show it.
         """
         return False
-
-    def _flat(self, value: Value) -> Value:
-        raw = Buffer(SCORE.buffer, SCORE.dtype, (1,), (1,), self._a.out.buffer.device)
-        return flatten_value(value, [*self._a.buffers, raw])
 
     def _is_shared(self, value: Value) -> bool:
         """Whether a part of the score is the same for all queries."""
@@ -250,7 +245,3 @@ def _numbers(attention: Attention) -> Iterator[Any]:
     """Places of random bits: of every score, which may be more than elements in any buffer."""
     values = () if attention.keep is None else (attention.keep,)
     return (value.index for value in walk(values) if isinstance(value, Number))
-
-
-def _is_indirect(number: Any) -> bool:
-    return isinstance(number, Index) and any(isinstance(atom, Loaded) for atom in atoms(number))

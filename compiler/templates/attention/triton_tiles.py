@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from ...gpu import SMALLER, Gpu
+from ...ir.iteration_space import power_of_two
 from ...ir.value import variables
 from .description import Attention
 
@@ -130,7 +131,7 @@ def split_tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[SplitTile]:
 
     The number of programs is about what keeps memory busy; each has at least one block of keys.
     """
-    rows, keys = max(_FEWEST, power(attention.row.extent)), attention.key.extent
+    rows, keys = max(_FEWEST, power_of_two(attention.row.extent)), attention.key.extent
     if rows > _MOST_ROWS or keys < _LEAST_KEYS:
         return []
     leads = math.prod(var.extent for var in attention.lead)
@@ -165,8 +166,8 @@ def turned(tile: Tile, attention: Attention) -> Tile:
     registers.
     """
     one = tile.by_keys if isinstance(tile, BackwardTile) else replace(tile, queries=tile.keys, keys=tile.queries)
-    queries = min(one.queries, max(_FEWEST, power(attention.row.extent)))
-    keys = min(one.keys, max(_FEWEST, power(attention.key.extent)))
+    queries = min(one.queries, max(_FEWEST, power_of_two(attention.row.extent)))
+    keys = min(one.keys, max(_FEWEST, power_of_two(attention.key.extent)))
     if isinstance(tile, BackwardTile):
         return Tile(queries, keys, one.warps, one.stages if attention.row.extent > queries else 1)
     if _gradients(Tile(queries, keys, tile.warps, 1), attention) >= _GRADIENT_REGISTERS and queries > _FEWEST:
@@ -213,7 +214,7 @@ def _listed(table: dict[int, tuple[Tile, ...]], attention: Attention) -> tuple[T
 
 def _cut(tile: Tile, attention: Attention) -> Tile:
     """A tile no larger than the scores."""
-    queries, keys = (max(_FEWEST, power(var.extent)) for var in (attention.row, attention.key))
+    queries, keys = (max(_FEWEST, power_of_two(var.extent)) for var in (attention.row, attention.key))
     stages = tile.stages if attention.key.extent > tile.keys else 1
     smaller = Tile(min(tile.queries, queries), min(tile.keys, keys), tile.warps, stages)
     return smaller if tile.queries == smaller.queries or smaller.queries >= _FEW_QUERIES else replace(smaller, warps=4)
@@ -257,14 +258,9 @@ def parts(columns: int, together: bool = False) -> list[tuple[int, int]]:
 
     64 -> (0, 64)      80 -> (0, 64), (64, 16)      24 -> (0, 32)      112 -> (0, 128)
     """
-    whole = max(_FEWEST, power(columns))
+    whole = max(_FEWEST, power_of_two(columns))
     if together:
         return [(0, whole)]
     first = whole // 2
-    second = max(_FEWEST, power(columns - first))
+    second = max(_FEWEST, power_of_two(columns - first))
     return [(0, first), (first, second)] if first >= _FEWEST and first + second < whole else [(0, whole)]
-
-
-def power(size: int) -> int:
-    """The smallest power of two that is not smaller."""
-    return 1 << max(size - 1, 0).bit_length()

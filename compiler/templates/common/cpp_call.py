@@ -65,7 +65,7 @@ class TemplateKernel(CppTemplateCall):
             return tensors[0].new_empty_strided(out.sizes, out.strides, dtype=out.dtype)
         for tensor, layout in zip(tensors, self.inputs, strict=True):
             if tensor.stride() != layout.strides:
-                tensors = tuple(map(_placed, tensors, self.inputs))
+                tensors = tuple(x.placed(t) for x, t in zip(self.inputs, tensors, strict=True))
                 break
         made = _empty(out.sizes, out.strides, out.dtype)
         (self._run or self.build())(*tensors, made, *self.numbers)
@@ -117,10 +117,3 @@ def compiles(kernel: TemplateKernel) -> bool:
 def lanes() -> int:
     """The number of floats in a vector of this machine; at least 4, which compilers split if registers are narrower."""
     return max(host_target().vector_bytes // 4, 4)
-
-
-def _placed(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    if tensor.stride() == layout.strides:
-        return tensor
-    made = torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype, device=tensor.device)
-    return made.copy_(tensor)

@@ -76,7 +76,7 @@ class TritonTemplateKernel(TemplateCall):
             return made[0] if len(made) == 1 else tuple(made)
         for tensor, layout in zip(tensors, self.inputs, strict=True):
             if tensor.stride() != layout.strides:
-                tensors = tuple(map(_placed, tensors, self.inputs))
+                tensors = tuple(x.placed(t) for x, t in zip(self.inputs, tensors, strict=True))
                 break
         empty = _empty(self.device)
         made = [empty(x.sizes, x.strides, x.dtype) for x in self.outputs]
@@ -207,10 +207,3 @@ def _never(*_: Any) -> None:
 @functools.cache
 def _empty(device: int) -> Callable[..., torch.Tensor]:
     return empty_strided(torch.device("cuda", device))
-
-
-def _placed(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    if tensor.stride() == layout.strides:
-        return tensor
-    made = torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype, device=tensor.device)
-    return made.copy_(tensor)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ...gpu import Gpu
+from ...ir.iteration_space import power_of_two
 from .description import FEWEST, LANES_ROWS, Product
 from .triton_cost import apart, estimate, estimate_lanes, is_skinny
 from .triton_tiles import LANES_DEEPEST, GemmTile, are_halves, fits, read_bytes
@@ -104,7 +105,7 @@ def _lanes(product: Product, gpu: Gpu) -> Iterator[GemmTile]:
     wide = max(product.dtype.itemsize // 2, 1)
     bytes_are_read = read_bytes(product.b, product.right) == 1  # twice as many are on their way at a time
     for known in _DEEP if product.b.row == 1 or product.b.column != 1 else _WIDE:
-        deepest = max(1 << max(product.depth - 1, 0).bit_length(), 16)
+        deepest = max(power_of_two(product.depth), 16)
         depth = min(2 * known.depth, LANES_DEEPEST) if bytes_are_read else known.depth // wide
         tile = replace(known, rows=1 << (rows - 1).bit_length(), depth=min(depth, deepest))
         # One step of one column each: alone as fast as others, slower where the next kernel's programs wait for room.

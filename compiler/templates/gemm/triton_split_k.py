@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from ...codegen.triton.kernel_text import waiting
+from ...ir.iteration_space import power_of_two
 from ...ir.program import Buffer
 from ..common.triton_launch import TemplateLaunch
 from .description import Product
@@ -64,8 +65,8 @@ class _Sum(Parts):
         super().__init__(product, tile)
         rows, columns = product.row.extent, product.column.extent
         block = _BLOCK if product.batch.extent * rows * columns >= _BLOCK * processors else _SMALL_BLOCK
-        self._columns = min(_power(columns), block)
-        self._rows = min(_power(rows), block // self._columns)
+        self._columns = min(power_of_two(columns), block)
+        self._rows = min(power_of_two(rows), block // self._columns)
         self._across, self._down = -(-columns // self._columns), -(-rows // self._rows)
         self.programs = self._across * self._down * product.batch.extent
 
@@ -93,8 +94,3 @@ class _Sum(Parts):
         """The finished kernel."""
         made = self.launch(name, self.programs, _WARPS)
         return waiting(made) if self.product.early else made
-
-
-def _power(size: int) -> int:
-    """The smallest power of two that is no smaller."""
-    return 1 << max(size - 1, 0).bit_length()
