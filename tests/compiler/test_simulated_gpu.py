@@ -90,3 +90,22 @@ def test_a_convolution_that_lies_otherwise_than_told(
             torch._dynamo.mark_dynamic(x, 1)
         found = torch.compile(compute, backend=SimulatedGpu(monkeypatch, tmp_path))(x)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [0, 1, (0, 1), None], ids=str)
+def test_equal_elements_do_not_deviate(dim: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eager's kernels give exactly 0 on a GPU, and gradients of 0: rounding alone would give any."""
+    numbers = torch.tensor([0.3923, -430.7, 1e-12, 3e4, 1 / 3])[:, None, None]
+    x = numbers.expand(5, 43, 3).movedim(0, -1).contiguous().requires_grad_()
+
+    def deviations(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            (*torch.std_mean(x, dim), x.var(dim)) if dim is not None else (*torch.std_mean(x[..., 0]), x[..., 0].var())
+        )
+
+    gpu = SimulatedGpu(monkeypatch, tmp_path)
+    std, mean, var = torch.compile(deviations, backend=gpu)(x)
+    assert gpu.launched and not std.any() and not var.any()
+    torch.testing.assert_close(mean, numbers[:, 0, 0].expand(mean.shape) if dim is not None else numbers[0, 0, 0])
+    (std.sum() + var.sum()).backward()
+    assert x.grad.abs().max() <= 1e-2  # of a variance, rounding of the means

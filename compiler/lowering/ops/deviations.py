@@ -11,6 +11,7 @@ Products by powers of two are exact. Eager computes in float64, which takes two 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,9 +52,7 @@ def scaled_deviation(low: Lowering, x: Tensor, of: Space, correction: float | No
     count, small = size_value(of.count, _F32), 1.0 / (1 << (of.count - 1).bit_length())
     scale = fold(low, of, "max", lambda i: _magnitude(element(x, i, _F32)), lambda _, top: _reciprocal(top), _F32)[0]
 
-    def first(outer: Indices) -> Value:
-        """The first element of a row."""
-        return element(x, of.indices(_without_reduced(of, outer), (0,) * len(of.dims)), _F32)
+    first = first_of(x, of, _F32)
 
     def times_of(i: Indices, factor: Any) -> Value:
         """The difference from the first element, times a power of two."""
@@ -77,6 +76,11 @@ def scaled_deviation(low: Lowering, x: Tensor, of: Space, correction: float | No
     return mean, spread
 
 
+def first_of(x: Tensor, of: Space, dtype: torch.dtype) -> Callable[[Indices], Value]:
+    """The first element of a row, by the result's indices; rows have elements."""
+    return lambda row: element(x, of.indices(_without_reduced(of, row), (0,) * len(of.dims)), dtype)
+
+
 def _without_reduced(of: Space, row: Indices) -> Indices:
     """The indices of the dims kept, of those of a result."""
     return tuple(i for d, i in enumerate(row) if d not in of.dims) if of.keepdim else row
@@ -96,4 +100,4 @@ def _reciprocal(bits: Value) -> Value:
     return Op("bitcast", (whole("lshift", whole("maximum", exponent, 1), _MANTISSA_BITS),), _F32)
 
 
-__all__ = ["is_scaled", "scaled_deviation"]
+__all__ = ["first_of", "is_scaled", "scaled_deviation"]

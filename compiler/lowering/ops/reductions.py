@@ -22,7 +22,7 @@ from ..arithmetic import element, minus, op, over, plus, power, size_value, squa
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers
 from ..scalars import Scalar, literal
 from ..spaces import Space, fold, promised, require_elements, space, stored, total
-from .deviations import is_scaled, scaled_deviation
+from .deviations import first_of, is_scaled, scaled_deviation
 from .elementwise import rounded
 
 Finish = Callable[[Value], tuple[Value, ...]]
@@ -227,6 +227,7 @@ def moments(
     of: Space,
     finish: Finish,
     dtype: torch.dtype | None = None,
+    terms: Callable[[Indices], Value] | None = None,
     *,
     corrected: bool = False,
 ) -> tuple[Tensor, ...]:
@@ -237,9 +238,11 @@ def moments(
 
     Two passes move a mean that is to be `corrected` by the mean deviation from it, which is what rounding left of it:
     as accurate as if it were summed in twice the precision, as eager does for batches.
+
+    Of the elements themselves, or of the `terms` that are made of them.
     """
     dtype = dtype or compute_dtype(x.dtype)
-    computed = lambda i: element(x, i, dtype)  # noqa: E731
+    computed = terms or (lambda i: element(x, i, dtype))
     made = len(finish(size_value(of.count, dtype)))
     if not of.cached or (low.device.type == "cuda" and _is_scattered(x, of)):
         mean = _mean_of_some(of)
@@ -327,7 +330,26 @@ def _spread(low: Lowering, x: Tensor, of: Space, correction: float | None) -> tu
     correction = math.inf if isinstance(correction, float) and math.isnan(correction) else correction
     if _is_deviation(low) and is_scaled(low, x, of):
         return scaled_deviation(low, x, of, correction)
-    return moments(low, x, of, _variance(of, correction, _is_deviation(low)), _dtype_of_squares(low))
+    finish = _variance(of, correction, _is_deviation(low))
+    if low.device.type == "cuda" and (bounds(of.count)[0] or 0) > 0:
+        return _about_first(low, x, of, finish)
+    return moments(low, x, of, finish, _dtype_of_squares(low))
+
+
+def _about_first(low: Lowering, x: Tensor, of: Space, finish: Finish) -> tuple[Tensor, ...]:
+    """Moments of the differences from a row's first element: of equal elements exactly 0, as eager's are on GPUs.
+
+    Gradients of a deviation that rounding alone has made would be of the size of its own inverse.
+    """
+    dtype = compute_dtype(x.dtype)
+
+    def first(row: Indices) -> Value:
+        value = first_of(x, of, dtype)(row)
+        return where(op("eq", minus(value, value), 0.0), value, 0.0)  # differences from infinity are not numbers
+
+    apart = lambda i: minus(element(x, i, dtype), first(of.result(i)))  # noqa: E731
+    center, *spread = moments(low, x, of, finish, dtype, apart)
+    return low.pointwise(lambda row: plus(center.at(row), first(row)), center.sizes, dtype), *spread
 
 
 def _is_deviation(low: Lowering) -> bool:
