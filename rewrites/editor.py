@@ -141,7 +141,7 @@ class Editor:
 
 def infer(node: fx.Node) -> Any:
     """The metadata of a call, by running it on the fake tensors of its inputs."""
-    args, kwargs = fx.node.map_arg(node.args, val), fx.node.map_arg(node.kwargs, val)
+    args, kwargs = fx.node.map_arg(node.args, _operand), fx.node.map_arg(node.kwargs, _operand)
     mode = _fake_mode(node)
     with mode, enable_python_dispatcher(), compat.forget_new_symbols(mode):
         turns = torch.Tag.inplace_view in getattr(node.target, "tags", ())
@@ -149,6 +149,10 @@ def infer(node: fx.Node) -> Any:
             args = (torch.ops.aten.alias.default(args[0]), *args[1:])
         known = _batched_product(*args) if node.target is torch.ops.aten.matmul.default else None
         return node.target(*args, **kwargs) if known is None else known
+
+
+def _operand(node: fx.Node) -> Any:
+    return compat.of_stored_zeros(val(node))
 
 
 def _batched_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:

@@ -118,3 +118,11 @@ def has_ragged_size(value: Any) -> bool:
 def writes_seen(tensor: torch.Tensor) -> int:
     """The number of writes in place that torch has counted of a tensor's memory."""
     return tensor._version
+
+
+def of_stored_zeros(value: Any) -> Any:
+    """A value of a graph, where one of zeros that take no memory (`aten._efficientzerotensor`) as zeros that do.
+
+    torch makes such tangents in forward mode, and computes with their metadata outside of fake tensors.
+    """
+    return value.clone() if isinstance(value, torch.Tensor) and value._is_zerotensor() else value

@@ -2,7 +2,8 @@ import pytest
 import torch
 from support.engine import X, calls, capture
 
-from regraft.rewrites.editor import RewriteError
+from regraft.rewrites.editor import Editor, RewriteError
+from regraft.rewrites.sizes import SizeTable
 from regraft.rewrites.verifier import verify_graph
 
 
@@ -43,3 +44,20 @@ def test_sizes_that_depend_on_data_are_no_fault(training):
     if training:
         result.backward()
         assert x.grad.tolist() == [0.0, 0.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("turn", [lambda x: x, lambda x: torch.ops.aten.unsqueeze.default(x, 0)])
+def test_metadata_of_views_of_zeros_that_take_no_memory(turn):
+    """Forward mode makes such tangents; torch gives tensors that are not fake for views of them."""
+
+    def function(a):
+        zeros = turn(torch.ops.aten._efficientzerotensor.default([1, 3]))
+        return a.sin() + torch.ops.aten.expand.default(zeros, [3, 3, 3])
+
+    module = capture(function, torch.randn(3, 3))
+    (call,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.expand.default)
+    editor = Editor(module.graph, SizeTable(module.graph))
+    for sizes in ([3, 1], [1, 1, 3]):
+        with editor.at(call):
+            made = editor.call(torch.ops.aten.reshape.default, call.args[0], sizes).meta["val"]
+        assert made.fake_mode is not None and made.device.type == "cpu" and list(made.shape) == sizes
