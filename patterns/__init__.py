@@ -13,6 +13,7 @@ def default_rules() -> RuleSet:
     from .batch_norm import batch_norm
     from .byte_products import byte_product
     from .convolution import convolution
+    from .cross_entropy import picked_log_softmax
     from .linear import linear
     from .merging import merged_linear
     from .normalization import layer_norm, rms_norm
@@ -22,6 +23,6 @@ def default_rules() -> RuleSet:
 
     return RuleSet([
         sdpa, sdpa_with_weights, rms_norm, layer_norm, gelu, gelu_tanh, silu, mish, rotary, batch_norm,
-        merged_linear, identity, idempotent, reordered_twice, padded_product, byte_product, int8_weight, int4_weight,
-        linear, convolution,
+        picked_log_softmax, merged_linear, identity, idempotent, reordered_twice, padded_product, byte_product,
+        int8_weight, int4_weight, linear, convolution,
     ])  # fmt: skip

@@ -36,6 +36,7 @@ from . import (
     masks,
     matmul,
     norm_dims,
+    picked,
     pointwise,
     scale,
     slices,
@@ -157,9 +158,9 @@ PRODUCTS: tuple[Respelling, ...] = (
 )
 
 NORMAL_FORM: tuple[Respelling, ...] = (
-    *VIEWS, *composed.COMPOSED, *call_forms.CALL_FORMS, *LOGIC, *split_attention.JOINS, *weight_sums.SUMS_OF_WEIGHTS,
-    *SCORES, *masked_rows.ROWS, *slices.SLICES, *turns.TURNS, *statistics.STATISTICS, *norm_dims.NORM_DIMS,
-    *fixed_norms.FIXED_NORMS, *curves.CURVES, *gates.GATES, *PRODUCTS,
+    *VIEWS, *composed.COMPOSED, *call_forms.CALL_FORMS, *picked.PICKED, *LOGIC, *split_attention.JOINS,
+    *weight_sums.SUMS_OF_WEIGHTS, *SCORES, *masked_rows.ROWS, *slices.SLICES, *turns.TURNS, *statistics.STATISTICS,
+    *norm_dims.NORM_DIMS, *fixed_norms.FIXED_NORMS, *curves.CURVES, *gates.GATES, *PRODUCTS,
 )  # fmt: skip
 
 LOWERED_FORM: tuple[Respelling, ...] = (*VIEWS, linear.addmm_as_linear, linear.mm_as_linear, linear.linear_of_rows)

@@ -22,7 +22,8 @@ from ...rewrites.purity import may_move
 from .zeros import is_zeros
 
 _FACTORS = {"aten.mul": (0, 1), "aten.div": (0,)}  # and the operands that may be the gradient
-_KEPT = RESHAPES | EXPANDS | ALIASES | COPIES | {"aten.neg", "aten._to_copy"}
+_PADS = {"aten.select_backward", "aten.slice_backward"}
+_KEPT = RESHAPES | EXPANDS | ALIASES | COPIES | _PADS | {"aten.neg", "aten._to_copy"}
 _CHOICES = {"aten.where": (1, 2), "aten.masked_fill": (0,)}
 
 

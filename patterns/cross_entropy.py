@@ -1,0 +1,68 @@
+"""Logarithms of the probabilities of given classes, in which cross entropies are written by hand.
+
+    gather(log_softmax(z, -1), -1, index)   ->   -nll_loss(log_softmax(z, -1), index), one for each row
+
+The gradient of a gather is a tensor of zeros for all rows and classes, to which one number a row is added. That of
+`nll_loss` compares each place with the class, as part of what computes the gradient of the logits; and large losses of
+linear layers are computed by blocks of rows, without all logits in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from ..rewrites.graph import describe, dtype, rank, shape
+from ..rewrites.reason import Reason
+from ..rewrites.rule import Numerics, register_pattern
+from ..rewrites.sample import Sample, T
+from ..rewrites.symbolic import known_equal
+
+_NO_CLASS = -(1 << 62)
+"""No target counts as ignored: `gather` refuses whatever is no class, and so does `nll_loss` then."""
+
+
+def of_each_row(z: Any, index: Any) -> Reason | None:
+    """There is one class for each row of real logits."""
+    if not dtype(z).is_floating_point or dtype(index) != torch.int64:
+        message = f"classes {describe(index)} of logits {describe(z)}"
+        return Reason("dtype-not-floating", message, (z, index), "floats and int64", describe(index))
+    sizes, others = shape(z), shape(index)
+    if rank(z) != rank(index) or rank(z) < 2 or not all(map(known_equal, others, (*sizes[:-1], 1))):
+        message = f"{describe(index)} chooses other than one number of each row of {describe(z)}"
+        return Reason("not-one-a-row", message, (index,), "one class for each row", describe(index))
+    return None
+
+
+def _picked(z: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    rows = F.log_softmax(z.reshape(-1, z.shape[-1]), -1)
+    picked = F.nll_loss(rows, index.reshape(-1), reduction="none", ignore_index=_NO_CLASS)
+    return -picked.reshape(index.shape)
+
+
+def _sample(**given: Any) -> Sample:
+    operands = {"z": T("N 6"), "index": T("N 1", dtype=torch.int64, below="6")} | given
+    refused = operands.pop("refused", "")
+    return Sample(**operands, refused=refused)
+
+
+@register_pattern(
+    "picked_log_softmax",
+    family="loss",
+    replacement=_picked,
+    samples=[
+        _sample(),
+        _sample(z=T("B S 6"), index=T("B S 1", dtype=torch.int64, below="6")),
+        _sample(index=T("N 2", dtype=torch.int64, below="6"), refused="not-one-a-row"),
+        _sample(z=T("N 6", dtype=torch.complex64), refused="dtype-not-floating"),
+    ],
+    guards=(of_each_row,),
+    numerics=Numerics(slack=4.0),
+    escapes="keep",  # of what is left, equal calls are computed once
+    profitable=True,  # the same forward, and a backward without a scatter
+)
+def picked_log_softmax(z: Any, index: Any) -> Any:
+    """gather(log_softmax(z, -1), -1, index)  ->  -nll_loss(log_softmax(z, -1), index), for one class a row."""
+    return torch.gather(torch.log_softmax(z, -1), -1, index)
