@@ -258,7 +258,8 @@ def test_entries_of_the_changelog_are_whole():
     lines = (ROOT / "CHANGELOG.md").read_text().split("\n")
     assert not [line for line in lines if line and not re.match(r"#{1,3} \S|( {2})*- \S|( {2})+\S", line)]
     entries = [text.strip() for text in re.split(r"\n(?=- |#|\n)", "\n".join(lines))]
-    assert not [text for text, count in Counter(entries).items() if count > 1 and text]
+    beginnings = Counter(text[:80] for text in entries if text)  # of an entry that two branches reword, Git keeps both
+    assert not [text for text, count in beginnings.items() if count > 1]
     assert not [text for text in entries if text.startswith("- ") and not text.endswith((".", ":", ")", "`", "|"))]
 
 

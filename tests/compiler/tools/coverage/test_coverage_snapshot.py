@@ -17,7 +17,7 @@ from regraft.compiler.tools.targets.load import load
 from regraft.compiler.tools.targets.target import Choices
 from regraft.rewrites.report.document import Report
 
-SNAPSHOT = Path(__file__).parents[2] / "docs" / "coverage" / "hf.json"
+SNAPSHOT = Path(__file__).parents[4] / "docs" / "coverage" / "hf.json"
 KINDS = ("bert", thorough("gpt2"), thorough("falcon"), "gpt_oss", thorough("deit"))
 
 
