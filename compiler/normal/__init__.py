@@ -163,7 +163,9 @@ NORMAL_FORM: tuple[Respelling, ...] = (
     *norm_dims.NORM_DIMS, *fixed_norms.FIXED_NORMS, *curves.CURVES, *gates.GATES, *PRODUCTS,
 )  # fmt: skip
 
-LOWERED_FORM: tuple[Respelling, ...] = (*VIEWS, linear.addmm_as_linear, linear.mm_as_linear, linear.linear_of_rows)
+LOWERED_FORM: tuple[Respelling, ...] = (
+    *VIEWS, linear.addmm_as_linear, linear.mm_as_linear, linear.products_with_one_matrix, linear.linear_of_rows
+)  # fmt: skip
 
 FORMS: Mapping[str, tuple[Respelling, ...]] = {"forward": NORMAL_FORM, "simplify": (), "lowered": LOWERED_FORM}
 """The form that a graph's mirror is kept in, by the stage of the rules."""

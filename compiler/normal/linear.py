@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_number, op_name, rank, sees, shape
 from ...rewrites.respell import respelling
-from ...rewrites.symbolic import same_shape
+from ...rewrites.symbolic import known_equal, same_shape
 from . import builders
 
 aten = torch.ops.aten
@@ -33,6 +35,45 @@ def mm_as_linear(node: fx.Node, edit: Editor) -> fx.Node | None:
     if node.target is not aten.mm.default:
         return None
     return edit.call(aten.linear.default, x, builders.swap_last(edit, node, weight))
+
+
+@respelling("aten.bmm", "aten.baddbmm")
+def products_with_one_matrix(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """bmm(x, expand(w, [B, D, N]))  ->  linear(x, permute(w, [1, 0])); bmm(x, w) where B is 1; with a bias for columns.
+
+    Products that `einsum` and `tensordot` make of a linear layer have a batch of one.
+    """
+    *bias, x, matrices = node.args
+    values = arguments(node)
+    if node.kwargs.get("out_dtype") or len(bias) > 1 or any(values.get(k, 1) != 1 for k in ("alpha", "beta")):
+        return None
+    matrix = _one_matrix(node, edit, matrices)
+    added = [_of_columns(node, edit, one) for one in bias]
+    if matrix is None or None in added:
+        return None
+    return edit.call(aten.linear.default, x, builders.swap_last(edit, node, matrix), *added)
+
+
+def _one_matrix(node: fx.Node, edit: Editor, matrices: Any) -> fx.Node | None:
+    """The matrix that all of a batch are."""
+    sizes = list(shape(matrices))
+    if known_equal(sizes[0], 1):
+        return builders.reshape(edit, node, matrices, sizes[1:])
+    source = matrices.args[0] if sees(node, matrices, "aten.expand") else None
+    if source is None or not all(map(known_equal, shape(source)[-2:], sizes[1:])):
+        return None
+    if rank(source) == 3 and known_equal(shape(source)[0], 1):
+        return builders.reshape(edit, node, source, sizes[1:])
+    return source if rank(source) == 2 else None
+
+
+def _of_columns(node: fx.Node, edit: Editor, bias: Any) -> fx.Node | None:
+    """The vector that all rows of a bias are."""
+    source = bias.args[0] if sees(node, bias, "aten.expand") else bias
+    *ones, columns = shape(source) or (None,)
+    if not known_equal(columns, shape(node)[-1]) or not all(known_equal(size, 1) for size in ones):
+        return None
+    return builders.reshape(edit, node, source, [columns])
 
 
 @respelling("aten.reshape")

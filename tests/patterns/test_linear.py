@@ -240,3 +240,32 @@ def test_operands_of_several_dtypes_are_left_to_eager(which, dtype):
     compiled = torch.compile(F.linear, backend="regraft", options={"profit": "always", "strict": True})
     ours, theirs = seen(compiled), seen(F.linear)
     assert ours == theirs if isinstance(theirs, str) else torch.equal(ours, theirs)
+
+
+ONE_MATRIX = {
+    "batch of one": (lambda x, w, b: torch.bmm(x[:1], w.t()[None]), 1),
+    "one for all": (lambda x, w, b: torch.bmm(x, w.t().expand(2, -1, -1)), 1),
+    "one of one for all": (lambda x, w, b: torch.bmm(x, w.t()[None].expand(2, -1, -1)), 1),
+    "with a bias": (lambda x, w, b: torch.baddbmm(b.expand(2, 5, -1), x, w.t().expand(2, -1, -1)), 1),
+    "a bias for each row": (lambda x, w, b: torch.baddbmm(b[:5, None].expand(2, 5, 24), x, w.t().expand(2, -1, -1)), 0),
+    "scaled": (lambda x, w, b: torch.baddbmm(b.expand(2, 5, -1), x, w.t().expand(2, -1, -1), alpha=2), 0),
+    "two matrices": (lambda x, w, b: torch.bmm(x, torch.stack([w.t(), w.t() * 2])), 0),
+}
+
+
+@pytest.mark.parametrize("name", ONE_MATRIX)
+def test_products_of_a_batch_with_one_matrix(name: str) -> None:
+    function, count = ONE_MATRIX[name]
+    for dynamic in (False, True):
+        found = lowered(function, (X, W, BIAS), dynamic=dynamic)
+        assert found.count("linear") == count
+        assert_agrees(function, found.run, (X, W, BIAS))
+
+
+def test_what_einsum_makes_of_linear_layers() -> None:
+    """Products with a batch of one."""
+    for equation in ("bsd,nd->bsn", "bsd,nd->bns", "bsd,nd->sbn"):
+        run, cov = compiled(lambda x, w, equation=equation: torch.einsum(equation, x, w))
+        with cov, torch.no_grad():
+            torch.testing.assert_close(run(X, W), torch.einsum(equation, X, W), rtol=1e-4, atol=1e-4)
+        assert cov.matches["linear"] == 1, equation
