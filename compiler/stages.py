@@ -233,7 +233,7 @@ class Stages:
         )
 
     def _policy(self, backends: str | None) -> tuple[tuple[str, str], ...]:
-        given = (("nan", self._options.nan), ("rng", self._options.rng))
+        given = (("nan", self._options.nan), ("rng", self._options.rng), ("profit", self._options.profit))
         return given if backends is None else (*given, ("backends", backends))
 
 

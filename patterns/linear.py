@@ -45,6 +45,8 @@ _HIDING_NAN = ("relu",)  # activations that turn NaN into a number in oneDNN and
 _DTYPES = (torch.float32, torch.bfloat16)
 _CUDA_ACTIVATIONS = ("gelu_tanh", "relu")  # the epilogues of cuBLASLt
 _CUDA_DTYPES = (torch.float16, torch.bfloat16)
+SMALL = 3 << 19  # multiplications of float32 numbers up to which MKL is as fast, since its calls cost less
+SMALL_OPERANDS = 1 << 15  # numbers in the weight, and in input and result: MKL is slow at large ones of few columns
 FEW_ROWS = 16  # rows up to which reading the weights limits a product: generated kernels read them faster
 
 
@@ -79,7 +81,25 @@ def onednn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
         return Reason("kernel-unavailable", "oneDNN: the weight's entries share places in memory", (weight,))
     if activation(match, policy) in _HIDING_NAN and policy.get("nan", "eager") == "eager":
         return Reason("kernel-unavailable", "oneDNN: its relu turns NaN into 0 (option nan='safe' allows that)", (x,))
-    return None
+    return _too_small(x, weight) if policy.get("profit") == "measured" else None
+
+
+def _too_small(x: Any, weight: Any) -> Reason | None:
+    """The product is left to MKL, whose calls cost less, and its activation to a generated kernel.
+
+    A measurement does not show that: it repeats calls, so that oneDNN's code is in the cache, which costs 8 us more
+    than MKL's then and about 14 in a program; and it times eager's activation in place of the generated kernel.
+    """
+    rows, (columns, depth) = product(shape(x)[:-1]), shape(weight)
+    beside = rows * (depth + columns)
+    known_sizes = type(beside) is int and type(columns * depth) is int  # symbolic ones may be larger in other calls
+    if dtype(x) != torch.float32 or not known_sizes or max(beside, columns * depth) > SMALL_OPERANDS:
+        return None
+    work = rows * columns * depth
+    if work >= SMALL:
+        return None
+    message = f"oneDNN: {counted(work, 'multiplication')} take less time than its call"
+    return Reason("product-small", message, (x, weight), f"at least {counted(SMALL, 'multiplication')}", describe(x))
 
 
 def overlaps(weight: Any) -> bool:

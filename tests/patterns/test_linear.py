@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 
 import regraft
 from regraft.compiler.tools.check import refusals
-from regraft.patterns.linear import cublaslt_applies, linear
+from regraft.patterns.linear import cublaslt_applies, linear, onednn_applies
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 
@@ -78,6 +78,33 @@ def test_few_rows_on_a_gpu_are_left_to_generated_kernels(sizes: tuple[int, ...],
             nodes[name].meta["val"] = torch.empty(given, dtype=torch.bfloat16, device="cuda")
     match: Any = SimpleNamespace(operands=nodes, tags=(("activation", "gelu_tanh"),))
     reason = cublaslt_applies(match, {})
+    assert (reason.code if reason else None) == code
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "profit", "code"),
+    [
+        ((64, 128, 128), torch.float32, "measured", "product-small"),
+        ((1, 64, 512), torch.float32, "measured", "product-small"),
+        ((96, 128, 128), torch.float32, "measured", None),
+        ((16384, 8, 8), torch.float32, "measured", None),
+        ((1, 768, 768), torch.float32, "measured", None),
+        ((64, 128, 128), torch.bfloat16, "measured", None),
+        ((64, 128, 128), torch.float32, "always", None),
+    ],
+    ids=str,
+)
+def test_small_products_are_left_to_mkl(
+    sizes: tuple[int, int, int], dtype: torch.dtype, profit: str, code: str | None
+) -> None:
+    rows, depth, columns = sizes
+    nodes = {name: fx.Graph().placeholder(name) for name in ("x", "weight")}
+    nodes["x"].meta["val"], nodes["weight"].meta["val"] = (
+        torch.empty(rows, depth, dtype=dtype),
+        torch.empty(columns, depth),
+    )
+    match: Any = SimpleNamespace(operands=nodes, tags=(("activation", "tanh"),))
+    reason = onednn_applies(match, {"profit": profit})
     assert (reason.code if reason else None) == code
 
 
