@@ -111,11 +111,3 @@ def calls_library(name: str) -> bool:
     """Whether an operator stays a call because a tuned library computes it: products, convolutions, attention."""
     found = kept(name)
     return found is not None and found[0] == "library"
-
-
-def explain_fallback(name: str) -> str:
-    """One line on why an operator (``"aten.sort"``) stays a call."""
-    found = kept(name)
-    if found is None:
-        return f"{name}: {REASONS['no-lowering']}"
-    return f"{name}: {found[1]} ({found[0]})"

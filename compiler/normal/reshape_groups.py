@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...rewrites.symbolic import hint, known_equal, same_shape
+from ...rewrites.symbolic import hint, known_equal
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,3 @@ def unmerged(
 def inverted(groups: list[ReshapedDims]) -> list[ReshapedDims]:
     """The groups of the inverse reshape."""
     return [ReshapedDims(g.new, g.old) for g in groups]
-
-
-def same_batch(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two operands of a product agree in all dimensions but the last two."""
-    return same_shape(a[:-2], b[:-2])

@@ -68,22 +68,6 @@ class FusionLog:
         """How many candidates were refused, by code."""
         return dict(Counter(c.refusal.code for c in self.candidates if c.refusal is not None).most_common())
 
-    def as_dict(self) -> dict[str, Any]:
-        """The log as JSON types."""
-        return {
-            "inlined": [name for name, reason in self.inlined if not reason],
-            "kept": {name: reason for name, reason in self.inlined if reason},
-            "shared": [list(names) for names in self.shared],
-            "candidates": [
-                {
-                    "round": c.round, "first": c.first, "second": c.second, "nodes": list(c.nodes), "score": c.score,
-                    "refusal": None if c.refusal is None else c.refusal.code,
-                    "buffers": [] if c.refusal is None else list(c.refusal.buffers),
-                }
-                for c in self.candidates
-            ],
-        }  # fmt: skip
-
     def __str__(self) -> str:
         lines = [f"inlined {sum(not reason for _, reason in self.inlined)} definitions"]
         seen = -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...gpu import HOPPER, gpu_at
+from ...gpu import gpu_at
 from ...ir.kernel import Kernel
 
 
@@ -22,8 +22,3 @@ def index_of(kernel: Kernel) -> int:
     """The GPU of a kernel."""
     device = next(p.buffer.device for p in kernel.params if not p.buffer.scalar)
     return torch.cuda.current_device() if device.index is None else device.index
-
-
-def processors_of(kernel: Kernel) -> int:
-    """Multiprocessors of a kernel's GPU; those of Hopper where there is none, as for sources to read."""
-    return processors(index_of(kernel)) if torch.cuda.is_available() else HOPPER.processors

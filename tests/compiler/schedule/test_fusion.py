@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from support.lowering import trace
@@ -138,8 +136,7 @@ def test_the_log_says_what_was_fused_and_why_not():
     assert refused.refusal.code in ("loop-order", "unaligned") and refused.score > 0
     assert log.refusals[refused.refusal.code] >= 1
     assert "round 0\n" in str(log) and "saves" in str(log) and refused.refusal.message in str(log)
-    assert len(json.loads(json.dumps(log.as_dict()))["candidates"]) == len(log.candidates)
-    assert "t" in log.as_dict()["kept"]
+    assert dict(log.inlined)["t"]  # why it was not
 
 
 def test_schedules_are_deterministic():

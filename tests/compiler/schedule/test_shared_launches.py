@@ -42,7 +42,7 @@ def test_updates_of_many_sizes_share_a_launch_on_gpus_only():
     found = assert_same(program(), target=GPU)
     assert parts(found) == [4]
     assert "beside the others" in kernel_text(found.kernels[0])
-    assert [len(names) for names in found.log.as_dict()["shared"]] == [4]
+    assert [len(names) for names in found.log.shared] == [4]
     assert "one launch for" in str(found.log)
     assert all(not kernel.parts for kernel in schedule(program(), target=CPU).kernels)
 
