@@ -324,6 +324,7 @@ class Compilation:
                 recompute=self._stages.generates(),
                 memory_budget=self.options.memory_budget,
                 continued=bool(graph_break(self._gm)[0]),
+                exact_draws=self.options.rng == "eager",
                 before=self._stages.change_before,
             )
         except Exception as error:

@@ -40,7 +40,7 @@ ChangeBefore = Callable[[fx.GraphModule, Sequence[Any]], None]
 RULE = "regraft_rule"
 
 
-def differentiate(
+def differentiate(  # noqa: PLR0913 - what compiles, and what the program wants
     graph_module: fx.GraphModule,
     example_inputs: Sequence[Any],
     compile_graph: CompileGraph,
@@ -49,25 +49,23 @@ def differentiate(
     recompute: bool = False,
     memory_budget: float = 1.0,
     continued: bool = False,
+    exact_draws: bool = False,
     before: ChangeBefore | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph with its derivatives.
+    """Compile a graph with its derivatives; gives a callable of its inputs, for Dynamo.
 
     Args:
         graph_module: what Dynamo or capture made; its nodes' stack traces and rule names reach the final graphs.
         example_inputs: its inputs, fake or real.
         compile_graph: called as ``compile_graph(graph, example_inputs, kind)`` once for an inference graph, or for the
-            forward and then the backward graph; the backward may be compiled as late as at its first run. It returns a
-            boxed callable: one list of inputs in, which it empties, and a tuple out. Writes to inputs are `copy_` nodes
-            at the end of the graph.
+            forward and then the backward graph, which may be as late as at its first run. It returns a boxed callable:
+            a list of inputs in, which it empties, a tuple out. Writes to inputs are `copy_` nodes at the graph's end.
         prepare: may change an inference graph, or a joint graph before it is split, in place.
         recompute: let the backward compute pointwise results again if less is kept then (minimum cut).
         memory_budget: with `recompute`, the share of that which may be kept.
         continued: whether the program goes on with the results after a graph break, and may write to them.
+        exact_draws: whether random numbers are eager's, bit for bit.
         before: makes the changes of `BEFORE` to the graph, by default one after the other.
-
-    Returns:
-        A callable of the graph's inputs, for Dynamo.
     """
     (before or _change_before)(graph_module, example_inputs)
     _pack_rules(graph_module)
@@ -98,6 +96,7 @@ def differentiate(
                 fused=fused(),
                 decompositions={**by_tensors(), **_around_products()},
                 continued=continued,
+                exact_draws=exact_draws,
             )
         )
 

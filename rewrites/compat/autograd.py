@@ -55,12 +55,14 @@ def aot_compile(  # noqa: PLR0913 - a compiler for each kind of graph, and how t
     fused: Fused,
     decompositions: Mapping[Any, Callable[..., Any]],
     continued: bool,
+    exact_draws: bool,
 ) -> Callable[..., Any]:
     """Functionalize and differentiate by AOTAutograd, and compile each graph with the compiler of its kind.
 
     `joint` may change the graph of forward and backward before it is split; `recompute` splits it by minimum cut,
     and keeps that share, between 0 and 1, of what such a cut keeps; None: as eager would split it. Such a cut knows
-    that kernels fuse `fused`. `continued` says that the program goes on with the results, which it may write to.
+    that kernels fuse `fused`. `continued` says that the program goes on with the results, which it may write to;
+    `exact_draws`, that checkpoints on GPUs draw from torch's generator, not from a copy of their own.
     """
     from torch._functorch import config
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
@@ -75,7 +77,10 @@ def aot_compile(  # noqa: PLR0913 - a compiler for each kind of graph, and how t
         _keep_draws_apart(joint_module.graph)
         _drop_detached(joint_module.graph)
         read = _read_by_backward(joint_module.graph)
-        with config.patch(activation_memory_budget=1.0 if recompute is None else recompute), knowing(fused):
+        settings = {"activation_memory_budget": 1.0 if recompute is None else recompute}
+        if exact_draws:
+            settings["graphsafe_rng_functionalization"] = False
+        with config.patch(settings), knowing(fused):
             graphs = split(joint_module, inputs, **more)
         _tell_what_is_drawn_again(graphs[1].graph)
         _keep_old_values(graphs[0].graph, more["num_fwd_outputs"])

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.thorough import takes_turns
+from torch._functorch import partitioners
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from ..support import simulated_gpu
 from ..support.simulated_gpu import SimulatedGpu
@@ -97,3 +99,26 @@ def test_draws_are_eagers(name, dtype, trains, monkeypatch, tmp_path):
     with Draws() as eager:
         program(*inputs)
     assert ours == eager.drawn and eager.drawn
+
+
+def test_checkpoints_draw_from_torchs_generator(monkeypatch):
+    """On GPUs torch gives checkpoints a generator of their own where this setting is on."""
+    torch.compiler.reset()
+    made, seen = partitioners.functionalize_rng_ops, []
+
+    def noted(*args, **kwargs):
+        seen.append(torch._functorch.config.graphsafe_rng_functionalization)
+        return made(*args, **kwargs)
+
+    monkeypatch.setattr(partitioners, "functionalize_rng_ops", noted)
+
+    def program(x):
+        return checkpoint(lambda y: F.dropout(y.sin(), 0.4), x, use_reentrant=False)
+
+    x, found = torch.randn(4, 5, requires_grad=True), []
+    for run in (torch.compile(program, backend="regraft", options={"rng": "eager", "strict": True}), program):
+        torch.manual_seed(3)
+        y = run(x)
+        found.append((y, torch.rand(1), torch.autograd.grad(y.sum(), x)))
+    torch.testing.assert_close(*found)
+    assert seen == [False]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import regraft
 from regraft.compiler.autotune import autotuner
@@ -255,3 +256,18 @@ def test_attention_of_few_keys(width, keys):
     exact = attention(q.double(), k.double(), v.double())
     ours = torch.compile(attention, backend="regraft", options={"profit": "always"})(q, k, v)
     assert (ours.double() - exact).norm() < 8e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("draw", [lambda y: F.dropout(y, 0.4), lambda y: y * torch.rand_like(y), torch.bernoulli])
+def test_checkpoints_draw_eagers_numbers(draw):
+    def program(x):
+        return checkpoint(lambda y: draw(y.sigmoid()) * y, x, use_reentrant=False) + F.dropout(x, 0.5)
+
+    run, x = compiled(program, rng="eager", strict=True), randn(4, 5, requires_grad=True)
+    for _ in range(2):  # seeds are followed in each call
+        found = []
+        for call in (run, program):
+            torch.manual_seed(3)
+            y = call(x)
+            found.append((y, torch.rand(1, device="cuda"), torch.autograd.grad(y.sum(), x)))
+        torch.testing.assert_close(*found)
