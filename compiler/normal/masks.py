@@ -26,7 +26,7 @@ MASKED = -1e4  # a fill as low as this removes a score from a softmax
 def fill_as_where(node: fx.Node, edit: Editor) -> fx.Node | None:
     """masked_fill(s, drop, v)  ->  where(logical_not(drop), s, v)."""
     scores, drop, fill = node.args
-    if not like(node, scores) or not is_bool(drop) or not _keeps_type(scores, fill):
+    if not like(node, scores) or not is_bool(drop) or not _keeps_type(scores, fill) or _is_elsewhere(drop, scores):
         return None
     return _where(edit, negated(edit, node, drop), scores, fill)
 
@@ -40,6 +40,8 @@ def written_entries(node: fx.Node, edit: Editor) -> fx.Node | None:
     if values["accumulate"] or len(masks) != 1 or not is_bool(masks[0][1]) or not like(node, x):
         return None
     (before, drop), known = masks[0], uniform(fill)
+    if _is_elsewhere(drop, x):
+        return None
     if rank(fill) != 0 or dtype(fill) != dtype(x) or (known is not None and not _keeps_type(x, known)):
         return None
     after = rank(x) - before - rank(drop)
@@ -47,6 +49,11 @@ def written_entries(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     whole = builders.reshape(edit, node, drop, [*shape(drop), *[1] * after])
     return _where(edit, negated(edit, node, whole), x, fill)
+
+
+def _is_elsewhere(drop: fx.Node, scores: fx.Node) -> bool:
+    """Whether a mask is on the CPU and its scores are not: indices and single numbers may be, masks of kernels not."""
+    return val(drop).device != val(scores).device
 
 
 def _keeps_type(scores: fx.Node, fill: Any) -> bool:

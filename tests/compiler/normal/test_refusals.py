@@ -239,6 +239,19 @@ def test_a_fill_that_would_change_the_type_stays_a_fill(fill: Any, kind: torch.d
     assert got.dtype == kind and torch.equal(got, x.masked_fill(drop, fill))
 
 
+@pytest.mark.parametrize("shape", [(), (3, 4)])
+def test_a_mask_on_the_cpu_for_scores_elsewhere_stays(shape: tuple[int, ...]) -> None:
+    """Kernels of attention take masks on the device of the scores only."""
+    x, drop = torch.randn(3, 4, device="meta"), torch.ones(shape, dtype=torch.bool)
+
+    def written(x, drop):
+        return x.clone().index_put((drop,), torch.full((), -torch.inf, device="meta"))
+
+    for program in (written, lambda x, drop: x.masked_fill(drop, -torch.inf)) if shape == () else (written,):
+        names = [op_name(n) for n in normalized(traced(program, x, drop)).graph.nodes if n.op == "call_function"]
+        assert not any("where" in name for name in names)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_entries_of_what_was_flattened(dynamic: bool) -> None:
     """No dim was split: there are no halves to take."""
