@@ -65,26 +65,18 @@ class LinearCrossEntropy:
         return made.numel() * made.element_size()
 
 
-def logits_of(loss: fx.Node) -> fx.Node | None:
-    """The product whose results `loss` (``nll_loss_forward``) reads, if any."""
-    logs = loss.args[0]
-    if op_name(logs) != "aten._log_softmax":
-        return None
-    steps = _steps(logs)  # type: ignore[arg-type]
-    product = steps[0].args[0] if steps else logs.args[0]  # type: ignore[union-attr]
-    return product if op_name(product) in ("aten.mm", "aten.addmm") else None  # type: ignore[return-value]
-
-
 def find(loss: fx.Node, backward: Set[fx.Node] = frozenset()) -> LinearCrossEntropy | str:
     """The linear layer whose results `loss` (``nll_loss_forward``) reads; why there is none for blocks to compute."""
     logs, target, _, reduction, _ = loss.args
-    product = logits_of(loss)
-    if product is None or reduction not in (NONE, MEAN, SUM) or val(target).dtype != torch.int64:  # type: ignore[arg-type]
-        return "the logits are no results of a product, or its targets are no int64"
+    if op_name(logs) != "aten._log_softmax" or reduction not in (NONE, MEAN, SUM) or val(target).dtype != torch.int64:
+        return "the loss is none of a log_softmax and int64 targets"
     assert isinstance(logs, fx.Node)
     steps = _steps(logs)
+    product: Any = steps[0].args[0] if steps else logs.args[0]
+    if op_name(product) not in ("aten.mm", "aten.addmm"):
+        return f"{op_name(product) or 'an input'} gives the logits, not a product"
     if not _is_plain(product, steps, logs):
-        return "the logits have other readers, other sizes than rows and classes, or are rounded on the way"
+        return "the logits have other readers, sizes other than known rows and classes, or are rounded on the way"
     bias, rows, weight = product.args if op_name(product) == "aten.addmm" else (None, *product.args)  # type: ignore[misc]
     readers = set(_readers(logs)) - {loss}
     if not readers:

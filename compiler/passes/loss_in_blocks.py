@@ -31,7 +31,7 @@ from ...rewrites.moves import RESHAPES
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import hint
 from ..autograd.joint_graph import backward_nodes, mark_recomputed
-from .linear_cross_entropy import MEAN, NONE, SUM, LinearCrossEntropy, LossGradients, find, logits_of
+from .linear_cross_entropy import MEAN, NONE, SUM, LinearCrossEntropy, LossGradients, find
 from .recompute_softmax import ROWS
 from .registry import refuse
 
@@ -75,6 +75,8 @@ def loss_in_blocks(graph_module: fx.GraphModule) -> int:
     graph = graph_module.graph
     backward = backward_nodes(graph)
     losses = graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default)
+    if not losses:
+        return 0
     editor = Editor(graph, SizeTable(graph, {node for node in backward if node.op == "placeholder"}))
     count = 0
     for loss in losses:
@@ -83,7 +85,7 @@ def loss_in_blocks(graph_module: fx.GraphModule) -> int:
         found = find(loss, backward)
         if isinstance(found, str):
             refuse("loss-differs", found, loss)
-        elif len(_blocks(found)) > 1:
+        elif found.bytes >= _LARGE and len(_blocks(found)) > 1:
             _Writing(editor, found).write()
             count += 1
     if count:
@@ -92,9 +94,10 @@ def loss_in_blocks(graph_module: fx.GraphModule) -> int:
 
 
 def _is_large(loss: fx.Node) -> bool:
-    """Whether a loss reads logits that are too many to be made whole."""
-    product = logits_of(loss)
-    size = None if product is None else hint(val(product).numel() * val(product).element_size())
+    """Whether a loss reads logits that may be too many to be made whole."""
+    logs: Any = loss.args[0]
+    logits = val(logs.args[0] if op_name(logs) == "aten._log_softmax" else logs)
+    size = hint(logits.numel() * logits.element_size())
     return size is not None and size >= _LARGE
 
 

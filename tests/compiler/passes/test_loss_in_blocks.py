@@ -209,10 +209,11 @@ def two_losses(z, t):
     ("only known in the backward", lambda z, t: rows(z, t).square().mean()),
     ("only known in the backward", lambda z, t: focal(rows(z, t))),
     ("other readers than this loss: aten.sum", lambda z, t: F.cross_entropy(flat(z), t.view(-1), label_smoothing=0.1)),
-    ("other sizes", lambda z, t: F.cross_entropy(z[..., 1:].reshape(-1, CLASSES - 1), t.view(-1) - 1)),
+    ("sizes other than known", lambda z, t: F.cross_entropy(z[..., 1:].reshape(-1, CLASSES - 1), t.view(-1) - 1)),
+    ("aten.tanh gives the logits", lambda z, t: F.cross_entropy(flat(z.tanh()), t.view(-1))),
     ("rounded", lambda z, t: F.cross_entropy(flat(z.bfloat16()), t.view(-1))),
     ("", lambda z, t: F.cross_entropy(flat(z), flat(torch.ones_like(z) / CLASSES))),
-    ("", lambda z, t: checkpoint(lambda z: LOSSES["flat"](z * 1, t), z, use_reentrant=False)),
+    ("aten.mul gives the logits", lambda z, t: checkpoint(lambda z: LOSSES["flat"](z * 1, t), z, use_reentrant=False)),
 ])  # fmt: skip
 def test_what_stays_as_it_is(reason, loss):
     model, (x, target) = Head(loss), given()
