@@ -5,7 +5,7 @@
         hf:bart    ->  FOLDER/hf-bart….json         ->  corpus.json, corpus.html
         ...
 
-A target that was examined before, by this version and under the same choices, is read instead of run: a run that was
+A target that was examined before, by the same code and under the same choices, is read instead of run: a run that was
 cut off goes on where it stopped. One that cannot be built, compiled or finished in time is part of the report too.
 """
 
@@ -20,14 +20,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
-from ...._version import __version__
 from ....rewrites.report.document import Report, ReportError
 from ....rewrites.report.entry import Entry
+from ...runtime.graph_cache.key import source_digest
 from ..targets.hugging_face_inputs import NO_MASK
 
 Progress = Callable[[str, float], None]
+
+_LIBRARIES = ("torch", "transformers")
 
 TIMEOUT = 600.0  # seconds that one target may take
 
@@ -108,8 +112,9 @@ def _known(corpus: Run, target: str) -> Report | None:
 
 
 def _file(corpus: Run, target: str) -> Path:
-    """The file of the part of a target: equal choices give equal names."""
-    key = json.dumps([__version__, target, *corpus.arguments])
+    """The file of the part of a target: equal choices, code and libraries give equal names."""
+    libraries = [version(name) for name in _LIBRARIES if find_spec(name)]
+    key = json.dumps([source_digest(), *libraries, target, *corpus.arguments])
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", target)
     return corpus.folder / f"{stem}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
 

@@ -51,6 +51,15 @@ def test_a_target_that_is_there_is_not_run_again(finished):
     assert counts(again.report) == counts(made.report) and not again.failed
 
 
+@pytest.mark.parametrize("name", ["source_digest", "version"])
+def test_other_code_is_another_run(finished, monkeypatch, name):
+    """A rule that was changed is seen by a run that goes on, though the version is the same; so is another torch."""
+    corpus, _, _ = finished
+    monkeypatch.setattr(f"regraft.compiler.tools.coverage.corpus.{name}", lambda *_: "another")
+    other = run(Run(corpus.targets[1:], corpus.arguments, corpus.folder, timeout=0.01))
+    assert not other.report.entries and "not done" in other.failed[corpus.targets[1]]
+
+
 def test_other_choices_are_another_run(finished):
     corpus, _, _ = finished
     other = run(Run(corpus.targets[1:], (*corpus.arguments, "--batch", "2"), corpus.folder, timeout=0.01))
