@@ -46,7 +46,8 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _CUDA_ACTIVATIONS = ("gelu_tanh", "relu")  # the epilogues of cuBLASLt
 _CUDA_DTYPES = (torch.float16, torch.bfloat16)
 SMALL = 3 << 19  # multiplications of float32 numbers up to which MKL is as fast, since its calls cost less
-SMALL_OPERANDS = 1 << 15  # numbers in the weight, and in input and result: MKL is slow at large ones of few columns
+SMALL_OPERANDS = 1 << 16  # numbers in the weight, and in input and result, of such a product
+NARROW, NARROW_ROWS = 16, 1024  # columns below which MKL is slow, 12 ns a row, and rows up to which it is as fast there
 FEW_ROWS = 16  # rows up to which reading the weights limits a product: generated kernels read them faster
 
 
@@ -94,6 +95,8 @@ def _too_small(x: Any, weight: Any) -> Reason | None:
     beside = rows * (depth + columns)
     known_sizes = type(beside) is int and type(columns * depth) is int  # symbolic ones may be larger in other calls
     if dtype(x) != torch.float32 or not known_sizes or max(beside, columns * depth) > SMALL_OPERANDS:
+        return None
+    if columns < NARROW and rows > NARROW_ROWS:
         return None
     work = rows * columns * depth
     if work >= SMALL:
