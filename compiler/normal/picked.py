@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape
+from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape, val
 from ...rewrites.respell import Respelling, respelling
 from ...rewrites.symbolic import known_equal, same_shape
 from . import builders
@@ -28,14 +28,11 @@ def element_of_each_row(node: fx.Node, edit: Editor) -> fx.Node | None:
     if len(indices) != 2 or not is_float(x) or rank(x) != 2:  # type: ignore[arg-type]
         return None
     rows, chosen = indices  # type: ignore[misc]
-    if (
-        not is_tensor(chosen)
-        or rank(chosen) != 1
-        or dtype(chosen) != torch.int64
-        or not _counts(node, rows, shape(x)[0])
-    ):
+    if not is_tensor(chosen) or rank(chosen) != 1 or dtype(chosen) != torch.int64:
         return None
-    if not known_equal(shape(chosen)[0], shape(x)[0]):
+    if val(chosen).device != val(x).device:  # of `index` it may be on the CPU
+        return None
+    if not _counts(node, rows, shape(x)[0]) or not known_equal(shape(chosen)[0], shape(x)[0]):
         return None
     from_end = edit.call(aten.add.Tensor, chosen, shape(x)[1])
     place = edit.call(aten.where.self, edit.call(aten.lt.Scalar, chosen, 0), from_end, chosen)

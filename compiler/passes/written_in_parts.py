@@ -108,6 +108,8 @@ def _part(write: fx.Node) -> _WrittenPart | None:
         value = source.args[1]
     if not is_tensor(source) or not is_tensor(value) or val(value).is_complex() != val(write).is_complex():
         return None
+    if val(value).device != val(write).device:
+        return None
     if op_name(write) == "aten.select_scatter":
         start, step, size = given["index"], 0, shape(write)[_dim(write)]
         start = start + size if isinstance(start, int) and start < 0 else start

@@ -143,7 +143,7 @@ def _looks_up(node: fx.Node) -> bool:
         return False
     table: torch.Tensor = node.args[0].meta["val"]
     known = all(isinstance(size, int) for size in table.shape)
-    if table.device.type != "cpu" or not known or not 0 < table.shape[0] == table.numel() <= _TABLE:
+    if table.device.type != "cpu" or not known or table.dim() == 0 or not 0 < table.shape[0] == table.numel() <= _TABLE:
         return False
     indices = (
         node.args[1]

@@ -239,6 +239,18 @@ def test_a_fill_that_would_change_the_type_stays_a_fill(fill: Any, kind: torch.d
     assert got.dtype == kind and torch.equal(got, x.masked_fill(drop, fill))
 
 
+@pytest.mark.parametrize("rows_on", ["cpu", "meta"])
+def test_classes_on_the_cpu_of_numbers_elsewhere_stay(rows_on: str) -> None:
+    """`index` takes them from there, `gather` does not."""
+
+    def picked(x, classes):
+        return x[torch.arange(3, device=rows_on), classes]
+
+    x, classes = torch.randn(3, 4, device="meta"), torch.tensor([1, 2, 0])
+    names = [op_name(n) for n in normalized(traced(picked, x, classes)).graph.nodes if n.op == "call_function"]
+    assert "aten.index" in names and "aten.gather" not in names
+
+
 @pytest.mark.parametrize("shape", [(), (3, 4)])
 def test_a_mask_on_the_cpu_for_scores_elsewhere_stays(shape: tuple[int, ...]) -> None:
     """Kernels of attention take masks on the device of the scores only."""

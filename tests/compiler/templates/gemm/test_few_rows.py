@@ -262,6 +262,13 @@ def test_places_of_a_table_that_may_not_be_there_are_looked_up_before() -> None:
         made(*given)
 
 
+def test_a_table_without_dims_is_looked_up_before() -> None:
+    given = [random(2, K), random(N, K, dtype=torch.uint8), torch.tensor(0.5), torch.zeros(1, dtype=torch.int64)]
+    look_up = lambda x, w, number, at: F.linear(x, w.to(x.dtype) * number.index_select(0, at))  # noqa: E731
+    made, _ = fused(look_up, given)
+    torch.testing.assert_close(made(*given), look_up(*given), rtol=1e-4, atol=1e-3)
+
+
 def test_scales_with_more_elements_than_the_weight() -> None:
     """Each matrix of a batch scales the one weight, whose columns have a byte each."""
     given = [random(4, 2, 2, dtype=BF16), random(5, 1, dtype=torch.uint8), random(4, 5, dtype=BF16)]
