@@ -1,11 +1,11 @@
 """Finds the cross entropy of a linear layer's results in a graph after autograd.
 
-    z    = mm(h, w)                     the product; views, slices of rows and casts up in between (`steps`)
+    z    = mm(h, w)                     the product; maps of its elements, views, slices of rows and casts in between
     y    = log_softmax(z.float(), 1)
     loss = nll_loss_forward(y, target, weight, mean, sum or none)
 
     dy   = nll_loss_backward(grad, y, target, ...)
-    dz   = to(log_softmax_backward_data(dy, y), z.dtype)         and what undoes the steps
+    dz   = to(log_softmax_backward_data(dy, y), z.dtype)         and back through the maps (`logit_maps`)
     dh, dw, db  =  mm(dz, w.t()), mm(dz.t(), h), sum(dz, 0)      each as far as there is one
 
 The values between the product and the loss must have no other reader. Of a loss for each row, the gradient that comes
@@ -15,18 +15,18 @@ in must be one number, times factors for the rows that the forward knows (`row_f
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from ...rewrites.graph import arguments, op_name, shape, val
-from ...rewrites.moves import ALIASES, COPIES, REORDERS, RESHAPES
+from ...rewrites.graph import op_name, shape, val
+from ...rewrites.moves import ALIASES, REORDERS
+from .logit_maps import LogitMaps, UnmappedLogitsError, mapped, returned
 from .row_factors import RowFactors, row_factors
 
 NONE, MEAN, SUM = 0, 1, 2
-_PASSED = RESHAPES | ALIASES | COPIES | {"aten._to_copy"}  # between a product and its loss
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,18 @@ class LossGradients:
     """The backward of a loss: the gradient that comes in, and the calls that read the gradient of the product.
 
     Gradients of the weight have shape [V, H] or, transposed, [H, V]. Of a loss for each row, the gradient is one number
-    times `factors`.
+    times `factors`. `logits` is the gradient of the log-softmax's operand, `product` that of the product; `sums` are
+    sums over rows of gradients, each with the gradient.
     """
 
     incoming: fx.Node
-    factors: RowFactors | None = None
+    factors: RowFactors | None
+    logits: fx.Node
+    product: fx.Node | None
+    sums: list[tuple[fx.Node, fx.Node]]
     rows: list[fx.Node] = field(default_factory=list)
     weights: list[fx.Node] = field(default_factory=list)
     turned: list[fx.Node] = field(default_factory=list)
-    biases: list[fx.Node] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,15 @@ class LinearCrossEntropy:
     rows: fx.Node
     weight: fx.Node
     bias: fx.Node | None
-    steps: list[fx.Node]
+    maps: LogitMaps
     log_softmax: fx.Node
     loss: fx.Node
     gradients: LossGradients | None
+
+    @property
+    def logits(self) -> fx.Node:
+        """The operand of the log-softmax."""
+        return self.log_softmax.args[0]  # type: ignore[return-value]
 
     @property
     def bytes(self) -> int:
@@ -67,62 +75,44 @@ class LinearCrossEntropy:
 
 def find(loss: fx.Node, backward: Set[fx.Node] = frozenset()) -> LinearCrossEntropy | str:
     """The linear layer whose results `loss` (``nll_loss_forward``) reads; why there is none for blocks to compute."""
+    try:
+        return _found(loss, backward)
+    except UnmappedLogitsError as reason:
+        return str(reason)
+
+
+def _found(loss: fx.Node, backward: Set[fx.Node]) -> LinearCrossEntropy:
     logs, target, _, reduction, _ = loss.args
     if op_name(logs) != "aten._log_softmax" or reduction not in (NONE, MEAN, SUM) or val(target).dtype != torch.int64:
-        return "the loss is none of a log_softmax and int64 targets"
+        raise UnmappedLogitsError("the loss is none of a log_softmax and int64 targets")
     assert isinstance(logs, fx.Node)
-    steps = _steps(logs)
-    product: Any = steps[0].args[0] if steps else logs.args[0]
-    if op_name(product) not in ("aten.mm", "aten.addmm"):
-        return f"{op_name(product) or 'an input'} gives the logits, not a product"
-    if not _is_plain(product, steps, logs):
-        return "the logits have other readers, sizes other than known rows and classes, or are rounded on the way"
-    bias, rows, weight = product.args if op_name(product) == "aten.addmm" else (None, *product.args)  # type: ignore[misc]
+    maps = mapped(logs.args[0])  # type: ignore[arg-type]
+    product = maps.product
+    if not _is_plain(product, logs) or any("recompute" in node.meta for node in (*maps.values, logs)):
+        raise UnmappedLogitsError("the logits have sizes other than known rows and classes, or are computed again")
     readers = set(_readers(logs)) - {loss}
-    if not readers:
-        return LinearCrossEntropy(product, rows, weight, bias, steps, logs, loss, None)  # type: ignore[arg-type]
-    gradients = _gradients(readers, loss, steps, product, backward)
-    if isinstance(gradients, str):
-        return gradients
-    return LinearCrossEntropy(product, rows, weight, bias, steps, logs, loss, gradients)  # type: ignore[arg-type]
+    gradients = _gradients(readers, loss, maps, backward) if readers else None
+    if gradients is None:
+        _check_readers(maps, logs)
+    bias, rows, weight = product.args if op_name(product) == "aten.addmm" else (None, *product.args)  # type: ignore[misc]
+    return LinearCrossEntropy(product, rows, weight, bias, maps, logs, loss, gradients)  # type: ignore[arg-type]
 
 
-def _steps(logs: fx.Node) -> list[fx.Node]:
-    """The calls between a product and the log-softmax, which must be their only reader."""
-    steps: list[fx.Node] = []
-    node: Any = logs.args[0]
-    while op_name(node) in _PASSED | {"aten.slice"}:
-        steps.append(node)
-        node = node.args[0]
-    return steps[::-1]
-
-
-def _is_plain(product: fx.Node, steps: list[fx.Node], logs: fx.Node) -> bool:
-    """Whether each row of the product is one row of the log-softmax, and nothing else reads the values in between."""
-    chain = [product, *steps]
-    if op_name(product) not in ("aten.mm", "aten.addmm") or product.kwargs or not val(product).is_floating_point():
+def _is_plain(product: fx.Node, logs: fx.Node) -> bool:
+    """Whether a product and a log-softmax are of matrices with known sizes."""
+    if product.kwargs or not val(product).is_floating_point() or not val(logs.args[0]).is_floating_point():
         return False
-    if not all(isinstance(size, int) and size for node in (*chain, logs) for size in shape(node)):
+    if not all(isinstance(size, int) and size for node in (product, logs) for size in shape(node)):
         return False
-    if any(len(node.users) != 1 or "recompute" in node.meta for node in chain) or "recompute" in logs.meta:
+    if len(shape(logs)) != 2 or logs.args[1] not in (1, -1):
         return False
-    if (
-        any(shape(node)[-1] != shape(product)[1] for node in steps)
-        or len(shape(logs)) != 2
-        or logs.args[1] not in (1, -1)
-    ):
-        return False
-    if op_name(product) == "aten.addmm" and len(shape(product.args[0])) != 1:  # type: ignore[arg-type]
-        return False
-    return all(_keeps_values(node) for node in steps)
+    return op_name(product) != "aten.addmm" or len(shape(product.args[0])) == 1  # type: ignore[arg-type]
 
 
-def _keeps_values(step: fx.Node) -> bool:
-    before, after = val(step.args[0]), val(step)
-    if op_name(step) == "aten.slice":
-        dim = step.args[1] if len(step.args) > 1 else 0
-        return isinstance(dim, int) and dim % before.dim() != before.dim() - 1
-    return after.is_floating_point() and torch.promote_types(before.dtype, after.dtype) == after.dtype
+def _check_readers(maps: LogitMaps, logs: fx.Node) -> None:
+    known = {*maps.values, logs, *(reader for reader, _ in (*maps.sums, *maps.ends))}
+    if any(reader not in known for node in maps.values for reader in _readers(node)):
+        raise UnmappedLogitsError("the logits have other readers than this loss")
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
@@ -137,57 +127,47 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
 # -- the backward -----------------------------------------------------------------------------------------------------
 
 
-def _gradients(
-    readers: set[fx.Node], loss: fx.Node, steps: list[fx.Node], product: fx.Node, backward: Set[fx.Node]
-) -> LossGradients | str:
-    """The backward, if it is the backward of this loss alone; why it is not."""
+def _gradients(readers: set[fx.Node], loss: fx.Node, maps: LogitMaps, backward: Set[fx.Node]) -> LossGradients:
+    """The backward, if it is the backward of this loss alone."""
     named = {op_name(reader): reader for reader in readers}
     ours = ("aten.nll_loss_backward", "aten._log_softmax_backward_data")
     if len(readers) != 2 or set(named) != set(ours):
         others = ", ".join(sorted(name for name in named if name not in ours))
-        return f"the logarithms have other readers than this loss: {others or 'more of its kind'}"
+        raise UnmappedLogitsError(f"the logarithms have other readers than this loss: {others or 'more of its kind'}")
     of_loss, of_logs = (named[name] for name in ours)
     if of_loss.args[2:6] != loss.args[1:5] or of_logs.args[0] is not of_loss or set(of_loss.users) != {of_logs}:
-        return "the gradient of the loss is not the logarithms' only one"
+        raise UnmappedLogitsError("the gradient of the loss is not the logarithms' only one")
     incoming: fx.Node = of_loss.args[0]  # type: ignore[assignment]
     factors = row_factors(incoming, loss, backward) if loss.args[3] == NONE else None
     if loss.args[3] == NONE and factors is None:
-        return "the loss of each row has a gradient that is only known in the backward"
-    gradient, undone = _followed(of_logs)
-    if undone != [_slice_of(step) for step in reversed(steps) if op_name(step) == "aten.slice"]:
-        return "the gradient of the logits goes another way than the logits"
-    if shape(gradient) != shape(product) or val(gradient).dtype != val(product).dtype:
-        return "the gradient of the logits goes another way than the logits"
-    rows, weight = product.args[-2:]
-    found = LossGradients(incoming if factors is None else factors.root, factors)
-    sorted_out = all(_enter(user, gradient, found, rows, weight) for user in gradient.users)
-    if sorted_out and gradient.users and not (found.weights and found.turned):
-        return found
-    return "the gradient of the logits is read by other calls than products with rows and weight"
+        raise UnmappedLogitsError("the loss of each row has a gradient that is only known in the backward")
+    returned(maps, loss.args[0].args[0], of_logs, loss, backward)  # type: ignore[union-attr,arg-type]
+    _check_readers(maps, loss.args[0])  # type: ignore[arg-type]
+    if factors is not None:
+        factors = replace(factors, needed=tuple(node for node in factors.needed if node not in maps.needed))
+    return _sorted_out(
+        maps, LossGradients(incoming if factors is None else factors.root, factors, of_logs, None, maps.sums)
+    )
 
 
-def _slice_of(step: fx.Node) -> tuple[Any, ...]:
-    given = arguments(step)
-    return _normalized(shape(step.args[0]), given["dim"], given["start"], given["end"], given["step"])  # type: ignore[arg-type]
+def _sorted_out(maps: LogitMaps, found: LossGradients) -> LossGradients:
+    """The products that read the gradient of a product."""
+    rows, weight = maps.product.args[-2:]
+    for gradient in {gradient for _, gradient in maps.ends}:
+        if maps.values[gradient] or found.product is not None or not _is_like(gradient, maps.product):
+            raise UnmappedLogitsError("the gradient of the logits goes another way than the logits")
+        found = replace(found, product=gradient)
+    for reader, gradient in maps.ends:
+        if not _enter(reader, gradient, found, rows, weight):
+            name = op_name(reader)
+            raise UnmappedLogitsError(f"the gradient of the logits is read by other calls than their products: {name}")
+    if (found.weights and found.turned) or not (maps.ends or maps.sums):
+        raise UnmappedLogitsError("the gradient of the logits is read by other calls than their products")
+    return found
 
 
-def _normalized(sizes: Any, dim: Any, start: Any, end: Any, stride: Any) -> tuple[Any, ...]:
-    dim = dim % len(sizes)
-    return (tuple(sizes), dim, range(sizes[dim])[slice(start, end, stride)])
-
-
-def _followed(node: fx.Node) -> tuple[fx.Node, list[tuple[Any, ...]]]:
-    """The gradient of the product's results, from that of the log-softmax's operand, and the slices that it undoes."""
-    undone = []
-    while len(node.users) == 1:
-        (user,) = node.users
-        if op_name(user) == "aten.slice_backward":
-            _, sizes, dim, start, end, stride = user.args
-            undone.append(_normalized(sizes, dim, start, end, stride))
-        elif op_name(user) not in _PASSED:
-            break
-        node = user
-    return node, undone
+def _is_like(gradient: fx.Node, product: fx.Node) -> bool:
+    return shape(gradient) == shape(product) and val(gradient).dtype == val(product).dtype
 
 
 def _enter(user: fx.Node, gradient: fx.Node, found: LossGradients, rows: Any, weight: Any) -> bool:
@@ -195,9 +175,6 @@ def _enter(user: fx.Node, gradient: fx.Node, found: LossGradients, rows: Any, we
     name, args = op_name(user), user.args
     if name == "aten.t":
         return all(_enter_turned(reader, user, found, rows) for reader in user.users)
-    if name == "aten.sum" and list(args[1]) == [0] and not user.kwargs:  # type: ignore[call-overload]
-        found.biases.append(user)
-        return True
     if name != "aten.mm" or user.kwargs:
         return False
     if args[0] is gradient and _turned(args[1]) == _turned(weight, 1):

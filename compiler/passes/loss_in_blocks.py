@@ -8,9 +8,11 @@
     dh = mm(dz, w.t())                              dw   += mm(dz_b.t(), h_b)
     dw = mm(dz.t(), h)                            backward: dh * (grad / n), dw * (grad / n)
 
-A loss for each row that is averaged by hand, over a mask, say, has a factor for each row in dz_b. Neither the logits
-nor their gradient are stored as a whole. The loss is one number: as soon as a block's logits are known, so are its
-gradients, but for a common factor. They are computed at that point. Sums over blocks are in single precision.
+A loss for each row that is averaged by hand, over a mask, say, has a factor for each row in dz_b. Maps of the logits,
+element by element (scales, soft caps, casts, biases), and their derivatives are computed for each block as well.
+Neither the logits nor their gradient are stored as a whole. The loss is one number: as soon as a block's logits are
+known, so are its gradients, but for a common factor. They are computed at that point. Sums over blocks are in single
+precision.
 The pass runs on the joint graph before it is split, and on inference graphs, which have no gradients.
 Liger's kernels (https://arxiv.org/abs/2410.10989) compute gradients together with the loss in the same way.
 """
@@ -32,6 +34,7 @@ from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import hint
 from ..autograd.joint_graph import backward_nodes, mark_recomputed
 from .linear_cross_entropy import MEAN, NONE, SUM, LinearCrossEntropy, LossGradients, find
+from .logit_maps import Replay
 from .recompute_softmax import ROWS
 from .registry import refuse
 
@@ -117,19 +120,21 @@ class _Writing:
 
     def __init__(self, editor: Editor, found: LinearCrossEntropy) -> None:
         self.call, self.editor, self.found = editor.call, editor, found
-        self.logits: torch.dtype = val(found.product).dtype
+        self.products: torch.dtype = val(found.product).dtype
         self.result: torch.dtype = val(found.log_softmax).dtype
-        self.wide = torch.promote_types(torch.promote_types(self.logits, torch.float32), self.result)
+        self.wide = torch.promote_types(torch.promote_types(val(found.logits).dtype, torch.float32), self.result)
         _, _, self.class_weights, self.reduction, self.ignored = found.loss.args
         self._by_row = self.reduction == NONE
         self.losses: list[fx.Node] = []
         self.weights: list[fx.Node] = []
         self.of_rows: list[fx.Node] = []
-        self.of_biases: list[fx.Node] = []
+        self.sums: list[list[fx.Node]] = [[] for _ in found.maps.sums]
         self.of_weights: fx.Node | None = None
 
     def write(self) -> None:
         """Put the blocks where the loss was computed, and the rest of the backward where the backward was."""
+        for node in self.found.maps.needed:
+            self.found.loss.prepend(node)
         with self.editor.at(self.found.loss):
             targets, factors = self._of_rows(self.found.loss.args[1], self.ignored), self._factors()
             for start, end in _blocks(self.found):
@@ -139,18 +144,20 @@ class _Writing:
             mean = self.call(aten.div.Tensor, loss, weight) if self.reduction == MEAN else loss
             results = [self._as(one, self.result) for one in (mean, weight)]
             rows = self.call(aten.cat.default, self.of_rows) if self.of_rows else None
-            biases = self._total(self.of_biases) if self.of_biases else None
+            sums = [self._total(one) for one in self.sums]
         self._replace_loss(results)
         gradients = self.found.gradients
         if gradients is None:
             return
-        for kept in (rows, biases, self.of_weights, weight):
+        for kept in (rows, *sums, self.of_weights, weight):
             if kept is not None:
                 mark_recomputed(kept, False)
         of_weights = [*gradients.weights, *gradients.turned]
-        for readers, unit in ((gradients.rows, rows), (of_weights, self.of_weights), (gradients.biases, biases)):
+        for readers, unit in ((gradients.rows, rows), (of_weights, self.of_weights)):
             for reader in readers:
                 self._scale(reader, unit, weight, gradients.incoming)
+        for (reader, _), unit in zip(gradients.sums, sums, strict=True):
+            self._scale(reader, unit, weight, gradients.incoming)
 
     def _replace_loss(self, results: list[fx.Node]) -> None:
         for user in list(self.found.loss.users):
@@ -171,7 +178,7 @@ class _Writing:
 
     def _of_rows(self, value: Any, other: Any) -> fx.Node:
         """What each row of the loss has, for each row of the product: `other` for rows that were sliced off."""
-        for step in reversed(self.found.steps):
+        for step in reversed(self.found.maps.path):
             before = list(shape(step.args[0])[:-1])  # type: ignore[arg-type]
             if op_name(step) in RESHAPES:
                 value = self.call(aten.view.default, value, before)
@@ -183,7 +190,7 @@ class _Writing:
 
     def _cut(self, value: fx.Node) -> fx.Node:
         """What each row of the product has, for each row of the loss."""
-        for step in self.found.steps:
+        for step in self.found.maps.path:
             if op_name(step) in RESHAPES:
                 value = self.call(aten.view.default, value, list(shape(step)[:-1]))
             elif op_name(step) == "aten.slice":
@@ -197,8 +204,10 @@ class _Writing:
         rows = call(aten.slice.Tensor, found.rows, 0, start, end)
         target = call(aten.slice.Tensor, targets, 0, start, end)
         logits = call(found.product.target, *(() if found.bias is None else (found.bias,)), rows, found.weight)
-        wide = self._as(logits, self.wide)
-        numbers = call(ROWS, logits, 1, self.wide)
+        replay = Replay(call, found.maps, logits)
+        last = replay.of(found.logits)
+        wide = self._as(last, self.wide)
+        numbers = call(ROWS, last, 1, self.wide)
         peak, logs = (call(operator.getitem, numbers, k) for k in range(2))
         away = call(aten.sub.Tensor, call(aten.sub.Tensor, wide, peak), logs)
         reduction = NONE if self._by_row else SUM
@@ -210,7 +219,8 @@ class _Writing:
             if factors is not None:
                 some = call(aten.unsqueeze.default, call(aten.slice.Tensor, factors, 0, start, end), 1)
                 slope = call(aten.mul.Tensor, slope, some)
-            self._multiply(found.gradients, self._as(slope, self.logits), rows)
+            replay.enter(found.gradients.logits, self._as(slope, val(found.gradients.logits).dtype))
+            self._multiply(found.gradients, replay, rows)
 
     def _slope(self, away: fx.Node, target: fx.Node) -> fx.Node:
         """``(softmax - one_hot(target)) * weight``; 0 for rows whose target is ignored."""
@@ -226,21 +236,23 @@ class _Writing:
             weight = call(aten.mul.Tensor, weight, self._as(chosen, self.wide))
         return call(aten.mul.Tensor, slope, weight)
 
-    def _multiply(self, asked: LossGradients, gradient: fx.Node, rows: fx.Node) -> None:
-        """The products that read the gradient of a block's logits; those for the weight are accumulated."""
+    def _multiply(self, asked: LossGradients, replay: Replay, rows: fx.Node) -> None:
+        """The products and sums of the gradients of a block's logits; products for the weight are accumulated."""
         call = self.call
+        gradient: Any = replay.of(asked.product) if asked.product is not None else None
         if asked.rows:
             self.of_rows.append(call(aten.mm.default, gradient, call(aten.t.default, self.found.weight)))
         if asked.weights or asked.turned:
             pair = (rows, gradient) if asked.turned else (gradient, rows)
             self.of_weights = self._added(call(aten.t.default, pair[0]), pair[1])
-        if asked.biases:
-            self.of_biases.append(call(aten.sum.dim_IntList, gradient, [0], True, dtype=self.wide))
+        for (reader, source), sums in zip(asked.sums, self.sums, strict=True):
+            dims = [0] if shape(reader) and shape(reader)[-1] == shape(source)[-1] else [0, 1]
+            sums.append(call(aten.sum.dim_IntList, replay.of(source), dims, True, dtype=self.wide))
 
     def _added(self, a: fx.Node, b: fx.Node) -> fx.Node:
         """``a @ b`` added to the sum of earlier blocks, at least in single precision."""
         call, before = self.call, self.of_weights
-        if self.logits not in _HALF:
+        if self.products not in _HALF:
             return call(aten.mm.default, a, b) if before is None else call(aten.addmm.default, before, a, b)
         if before is not None:
             return call(_ADD, before, a, b)

@@ -25,6 +25,7 @@ _FACTORS = {"aten.mul": (0, 1), "aten.div": (0,)}  # and the operands that may b
 _PADS = {"aten.select_backward", "aten.slice_backward"}
 _KEPT = RESHAPES | EXPANDS | ALIASES | COPIES | _PADS | {"aten.neg", "aten._to_copy"}
 _CHOICES = {"aten.where": (1, 2), "aten.masked_fill": (0,)}
+_DERIVATIVES = {f"aten.{name}_backward" for name in ("tanh", "sigmoid", "threshold", "gelu", "silu")}  # of the first
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ def row_factors(gradient: fx.Node, loss: fx.Node, backward: Set[fx.Node]) -> Row
     """How a gradient with an element for each row of `loss` comes of one number; None if the forward does not know."""
     calls: list[tuple[fx.Node, int]] = []
     node: Any = gradient
-    after = _followers([node for node in backward if node.op == "placeholder"], loss.graph)
+    after = followers([node for node in backward if node.op == "placeholder"], loss.graph)
     while not _is_one_number(node):
-        place = _carrier(node, after)
+        place = linear_in(node, after)
         if place is None:
             return None
         calls.append((node, place))
@@ -78,11 +79,11 @@ def row_factors(gradient: fx.Node, loss: fx.Node, backward: Set[fx.Node]) -> Row
     shared = tuple(pair for pair in reversed(calls) if _is_shared(*pair))
     calls = [pair for pair in reversed(calls) if pair not in shared]
     operands = {other for call, place in calls for other in call.all_input_nodes if other is not call.args[place]}
-    needed = _moved(operands, loss, after)
+    needed = moved(operands, loss, after)
     return None if needed is None else RowFactors(node, shared, tuple(calls), needed)
 
 
-def _followers(given: Iterable[fx.Node], graph: fx.Graph) -> set[fx.Node]:
+def followers(given: Iterable[fx.Node], graph: fx.Graph) -> set[fx.Node]:
     """What is computed from some nodes, and these themselves."""
     found = {*given}
     for node in graph.nodes:
@@ -103,24 +104,27 @@ def _is_one_number(node: Any) -> bool:
     return is_tensor(node) and val(node).is_floating_point() and all(size == 1 for size in shape(node))
 
 
-def _carrier(node: Any, after: Set[fx.Node]) -> int | None:
-    """The place of the operand in which a call is linear, if it is the only one that follows from gradients."""
+def linear_in(node: Any, given: Set[fx.Node]) -> int | None:
+    """The place of the one operand out of `given` if a call is linear in it, and there is no other."""
     if not is_tensor(node) or not val(node).is_floating_point():
         return None
     name = op_name(node)
-    if name in _KEPT:
-        return 0 if is_tensor(node.args[0]) and val(node.args[0]).is_floating_point() else None
-    places = [i for i in (*_FACTORS.get(name, ()), *_CHOICES.get(name, ())) if i < len(node.args)]
-    places = [i for i in places if node.args[i] in after]
-    if len(places) != 1 or len([a for a in node.all_input_nodes if a in after]) != 1:
+    places = [i for i, operand in enumerate(node.args) if isinstance(operand, fx.Node) and operand in given]
+    if len(places) != 1 or len([a for a in node.all_input_nodes if a in given]) != 1:
         return None
+    place = places[0]
+    if name in _KEPT or name in _DERIVATIVES:
+        return place if place == 0 and val(node.args[0]).is_floating_point() else None
     if name in _FACTORS:
-        return places[0] if not arguments(node).get("rounding_mode") else None
-    other = node.args[2] if name == "aten.masked_fill" else node.args[3 - places[0]]
-    return places[0] if _is_zero(other) else None
+        return place if place in _FACTORS[name] and not arguments(node).get("rounding_mode") else None
+    if place not in _CHOICES.get(name, ()):
+        return None
+    other = node.args[2] if name == "aten.masked_fill" else node.args[3 - place]
+    return place if is_zero(other) else None
 
 
-def _is_zero(value: Any) -> bool:
+def is_zero(value: Any) -> bool:
+    """Whether a value is 0, or a tensor of zeros."""
     if is_number(value):
         return isinstance(value, (int, float)) and value == 0
     while op_name(value) in _KEPT - {"aten.neg"} and is_tensor(value.args[0]):
@@ -130,7 +134,7 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, fx.Node) and is_zeros(value)
 
 
-def _moved(operands: Set[fx.Node], loss: fx.Node, after: Set[fx.Node]) -> tuple[fx.Node, ...] | None:
+def moved(operands: Set[fx.Node], loss: fx.Node, after: Set[fx.Node]) -> tuple[fx.Node, ...] | None:
     """What has to come before the loss, in order; None if some of it follows from the loss, or has effects."""
     place = {node: i for i, node in enumerate(loss.graph.nodes)}
     found: set[fx.Node] = set()
@@ -146,4 +150,4 @@ def _moved(operands: Set[fx.Node], loss: fx.Node, after: Set[fx.Node]) -> tuple[
     return tuple(sorted(found, key=place.__getitem__))
 
 
-__all__ = ["RowFactors", "row_factors"]
+__all__ = ["RowFactors", "followers", "is_zero", "linear_in", "moved", "row_factors"]
