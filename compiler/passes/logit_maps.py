@@ -5,7 +5,7 @@
     dz -> dz * c -> tanh_backward(.) / c   the gradient of the product, linear in that of z; sum(dz, 0) of b
 
 `mapped` finds the first, from the last value back to the product; `returned` the second, from the gradient of the last
-value to its sums over rows and to what else reads it. `Replay` writes both again for some of the rows.
+value to its sums over rows and to what else reads it. `MapsOfBlock` writes both again for some of the rows.
 
 Rows may be sliced off in between. A value has the same rows as another only if both have lost the same slices.
 """
@@ -219,7 +219,7 @@ def _is_sum_of_rows(node: fx.Node) -> bool:
 # -- again, for some rows ---------------------------------------------------------------------------------------------
 
 
-class Replay:
+class MapsOfBlock:
     """Writes maps again, for a block of rows [R, V].
 
     Args:
@@ -262,4 +262,4 @@ class Replay:
         return node if len(sizes) < 2 else self._call(aten.view.default, node, [sizes[-1]])
 
 
-__all__ = ["LogitMaps", "Replay", "UnmappedLogitsError", "mapped", "normalized", "returned"]
+__all__ = ["LogitMaps", "MapsOfBlock", "UnmappedLogitsError", "mapped", "normalized", "returned"]

@@ -34,7 +34,7 @@ from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import hint
 from ..autograd.joint_graph import backward_nodes, mark_recomputed
 from .linear_cross_entropy import MEAN, NONE, SUM, LinearCrossEntropy, LossGradients, find
-from .logit_maps import Replay
+from .logit_maps import MapsOfBlock
 from .recompute_softmax import ROWS
 from .registry import refuse
 
@@ -204,7 +204,7 @@ class _Writing:
         rows = call(aten.slice.Tensor, found.rows, 0, start, end)
         target = call(aten.slice.Tensor, targets, 0, start, end)
         logits = call(found.product.target, *(() if found.bias is None else (found.bias,)), rows, found.weight)
-        replay = Replay(call, found.maps, logits)
+        replay = MapsOfBlock(call, found.maps, logits)
         last = replay.of(found.logits)
         wide = self._as(last, self.wide)
         numbers = call(ROWS, last, 1, self.wide)
@@ -236,7 +236,7 @@ class _Writing:
             weight = call(aten.mul.Tensor, weight, self._as(chosen, self.wide))
         return call(aten.mul.Tensor, slope, weight)
 
-    def _multiply(self, asked: LossGradients, replay: Replay, rows: fx.Node) -> None:
+    def _multiply(self, asked: LossGradients, replay: MapsOfBlock, rows: fx.Node) -> None:
         """The products and sums of the gradients of a block's logits; products for the weight are accumulated."""
         call = self.call
         gradient: Any = replay.of(asked.product) if asked.product is not None else None
