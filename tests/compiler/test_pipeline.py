@@ -18,6 +18,7 @@ from regraft.rewrites.purity import storages
 # Modules of `passes/` that are no passes: what runs and describes them, and what several of them ask.
 NO_PASSES = {"__init__", "registry", "containment", "zeros", "conv_layout_cost", "layout_ends"} | {
     "linear_cross_entropy",
+    "logit_maps",
     "row_factors",
 }
 
