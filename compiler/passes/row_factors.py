@@ -25,7 +25,11 @@ _FACTORS = {"aten.mul": (0, 1), "aten.div": (0,)}  # and the operands that may b
 _PADS = {"aten.select_backward", "aten.slice_backward"}
 _KEPT = RESHAPES | EXPANDS | ALIASES | COPIES | _PADS | {"aten.neg", "aten._to_copy"}
 _CHOICES = {"aten.where": (1, 2), "aten.masked_fill": (0,)}
-_DERIVATIVES = {f"aten.{name}_backward" for name in ("tanh", "sigmoid", "threshold", "gelu", "silu")}  # of the first
+# Products of a gradient, the first operand, and a derivative.
+_DERIVATIVES = {
+    "aten.tanh_backward", "aten.sigmoid_backward", "aten.threshold_backward", "aten.gelu_backward",
+    "aten.silu_backward",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
