@@ -5,7 +5,7 @@ Every function here wraps exactly one internal fact of torch and says which.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,18 +56,27 @@ def borrowed(x: torch.Tensor) -> torch.Tensor:
 
 
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy each source to its target, in few launches.
+    """Copy each source to its target, in few launches."""
+    alone, together = in_few_launches({k: source.nbytes for k, source in enumerate(sources)})
+    for k in alone:
+        targets[k].copy_(sources[k])
+    if together:
+        torch._foreach_copy_([targets[k] for k in together], [sources[k] for k in together])
+
+
+copy_many = torch._foreach_copy_
+"""Copy each of some sources to its target, in one launch on a GPU."""
+
+
+def in_few_launches(sizes: Mapping[int, int]) -> tuple[list[int], list[int]]:
+    """Of tensors with so many bytes, those that are copied one by one, and those that one launch copies.
 
     The launch for many has a program for each 64 thousand elements: large ones, where they are few, take longer in it
     than a copy of their own.
     """
-    alone = [k for k, source in enumerate(sources) if source.nbytes > _LARGE or len(sources) == 1]
+    alone = [k for k, size in sizes.items() if size > _LARGE or len(sizes) == 1]
     alone = alone if len(alone) <= _FEW else []
-    for k in alone:
-        targets[k].copy_(sources[k])
-    others = [k for k in range(len(sources)) if k not in alone]
-    if others:
-        torch._foreach_copy_([targets[k] for k in others], [sources[k] for k in others])
+    return alone, [k for k in sizes if k not in alone]
 
 
 def empty_strided(device: torch.device) -> Callable[..., torch.Tensor]:

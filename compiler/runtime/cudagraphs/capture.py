@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from ....rewrites.compat import memory as torch_memory
 from .device import Recording
 from .liveness import Checks, Users
 from .memory import CHAINED, LARGE, Given, flat, in_memory_of, memory, same_memory, size_of
+from .plan import ReplayText, places_of
 from .pool import MemoryPool
 
 GIVEN = Given()
@@ -65,8 +67,7 @@ class Capture:
         # In a backward an address is not all that is known of a parameter.
         varying = (*buffers, *read.chained, *(k for k in read.addresses if read.kept and k not in read.kept))
         self._checks = Checks(given, read.all, varying)
-        self._graph, self._buffers = recording.graph, list(buffers)
-        self._targets = [flat(buffer) for buffer in buffers.values()]
+        self._buffers = list(buffers)
         places = {id(x): k for k, x in enumerate(given) if isinstance(x, torch.Tensor) and k not in read.kept}
         inputs = [places.get(id(result)) for result in results]
         # What looks at a parameter is given as it is, as without a capture.
@@ -83,15 +84,7 @@ class Capture:
             k < count and mine and (copies(x) or memory(x) in kept)
             for k, (x, mine) in enumerate(zip(results, own, strict=True))
         ]
-        # Results that share memory share it when they are copied, too.
-        once = {id(x): x for x, it in zip(results, copied, strict=True) if it}
-        users = Counter(map(memory, once.values()))
-        self._shared = {memory(x): _bytes(x) for x in once.values() if users[memory(x)] > 1}
-        self._copied = list(once.values())
-        plain = not self._shared and all(x.is_contiguous() for x in self._copied)
-        self._cloned = plain and len(self._copied) <= _FEW
-        self._copy_at = [(k, id(x)) for k, (x, it) in enumerate(zip(results, copied, strict=True)) if it]
-        self._large = [k for k, at in enumerate(inputs[:count]) if at is None and size_of(results[k]) >= LARGE]
+        large = [k for k, at in enumerate(inputs[:count]) if at is None and size_of(results[k]) >= LARGE]
         given_out = [mine and not it for mine, it in zip(own, copied, strict=True)]
         self.kept = [x for x, out in zip(results[count:], given_out[count:], strict=True) if out]
         watched = [x for x, out in zip(results[:count], given_out, strict=False) if out]
@@ -99,14 +92,21 @@ class Capture:
         written = [memory(x) for x in watched if size_of(x) >= CHAINED]
         GIVEN.hold(written)
         weakref.finalize(self, GIVEN.release, written)
-        self._inputs = [(k, at) for k, at in enumerate(inputs) if at is not None]
-        self._fresh = _places_of((k, results[k]) for k in range(count) if inputs[k] is None and not copied[k])
         # The program does not see what only the backward reads: the same tensors each time.
         same = {id(x): x.data if isinstance(x, torch.Tensor) else x for x in results[count:]}
-        self._results = [same[id(x)] if k >= count and inputs[k] is None else None for k, x in enumerate(results)]
-        times = Counter(map(id, self._results))
+        template = [same[id(x)] if k >= count and inputs[k] is None else None for k, x in enumerate(results)]
+        times = Counter(map(id, template))
         given_again = [same[key] for key in {id(x): x for x in self.kept}]
         self._pending = Users(self.kept, [(x, times[id(x)]) for x in given_again])
+        text = ReplayText(recording.graph.replay, buffers)
+        for k, at in enumerate(inputs):
+            if at is not None:
+                text.give_input(k, at)
+        for x, positions in places_of((k, results[k]) for k in range(count) if inputs[k] is None and not copied[k]):
+            text.give_seen(x, positions)
+        _give_copies(text, {k: x for k, (x, it) in enumerate(zip(results, copied, strict=True)) if it})
+        self.replay = text.function(template, large, GIVEN.note)
+        """Runs on these inputs; empties the list."""
 
     @property
     def gives_nothing(self) -> bool:
@@ -125,47 +125,28 @@ class Capture:
         """Whether the program holds a result that lies in the capture's memory."""
         return self._held.are_there()
 
-    def replay(self, args: list[Any]) -> tuple[Any, ...]:
-        """Run on these inputs; empties the list."""
-        torch_memory.copy_all(self._targets, [flat(args[k]) for k in self._buffers])
-        self._graph.replay()
-        results = self._results.copy()
-        for k, at in self._inputs:
-            results[k] = args[at]
-        for x, positions in self._fresh:
-            # A tensor of its own, so that it can be told whether it lives.
-            made = x.data if isinstance(x, torch.Tensor) else x
-            for k in positions:
-                results[k] = made
-        if self._copied:
-            copies = self._copies()
-            for k, key in self._copy_at:
-                results[k] = copies[key]
-        args.clear()
-        for k in self._large:
-            GIVEN.note(results[k])
-        return tuple(results)
 
-    def _copies(self) -> dict[int, torch.Tensor]:
-        """Copies of the results that are copied out, all in few launches."""
-        if self._cloned:  # half of the host's time
-            return {id(x): x.clone() for x in self._copied}
-        shared = {key: torch.empty_like(x) for key, x in self._shared.items()}
-        made = {
-            id(x): in_memory_of(shared[memory(x)], x) if memory(x) in shared else same_memory(x) for x in self._copied
-        }
-        alone = [x for x in self._copied if memory(x) not in shared]
-        targets = [*(flat(made[id(x)]) for x in alone), *shared.values()]
-        torch_memory.copy_all(targets, [*map(flat, alone), *self._shared.values()])
-        return made
+def _give_copies(text: ReplayText, copied: Mapping[int, torch.Tensor]) -> None:
+    """Have results be copied out, in few launches; those that share memory share it when they are copied, too."""
+    once = {id(x): x for x in copied.values()}
+    users = Counter(map(memory, once.values()))
+    shared = {memory(x): _bytes(x) for x in once.values() if users[memory(x)] > 1}
+    if shared:
+        text.give_made(partial(_copies, list(once.values()), shared), {k: id(x) for k, x in copied.items()})
+    elif len(once) <= _FEW and all(x.is_contiguous() for x in once.values()):
+        text.give_clones(copied)  # half of the host's time
+    else:
+        text.give_copies(copied)
 
 
-def _places_of(results: Iterable[tuple[int, Any]]) -> list[tuple[Any, list[int]]]:
-    """Each result once, with its positions."""
-    found: dict[int, tuple[Any, list[int]]] = {}
-    for k, x in results:
-        found.setdefault(id(x), (x, []))[1].append(k)
-    return list(found.values())
+def _copies(copied: Sequence[torch.Tensor], shared: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Copies of results by their identity, given all memory in which several of them lie."""
+    memories = {key: torch.empty_like(x) for key, x in shared.items()}
+    made = {id(x): in_memory_of(memories[memory(x)], x) if memory(x) in memories else same_memory(x) for x in copied}
+    alone = [x for x in copied if memory(x) not in memories]
+    targets = [*(flat(made[id(x)]) for x in alone), *memories.values()]
+    torch_memory.copy_all(targets, [*map(flat, alone), *shared.values()])
+    return made
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

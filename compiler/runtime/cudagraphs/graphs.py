@@ -29,6 +29,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -137,7 +138,11 @@ class _Graphed:
 
     def run(self, args: list[Any]) -> Any:
         """The graph on inputs, in boxed convention."""
-        device = next((x.device for x in args if isinstance(x, torch.Tensor)), None)
+        device = None
+        for x in args:
+            if isinstance(x, torch.Tensor):
+                device = x.device
+                break
         if self._failed or device is None or self._owner.device.is_capturing() or self._is_kept():
             return self._as_it_is(args)
         with _LOCK:
@@ -146,9 +151,7 @@ class _Graphed:
             if capture is not None:
                 return capture.replay(args)
         results = self._as_it_is(args)
-        for result in results[: self._returned]:
-            GIVEN.note(result)
-            GIVEN.pass_on(result)
+        GIVEN.pass_on(results[: self._returned])
         return results
 
     def _as_it_is(self, args: list[Any]) -> Any:
@@ -178,9 +181,11 @@ class _Graphed:
 
         Layers are called in the same order in each step, so that the addresses after those used last come first.
         """
-        count = len(self._rows)
-        for at in (k % count for k in range(self._last + 1, self._last + 1 + count)):
-            for capture in [c for c in self._rows[at] if c.fits(args, stream) and not c.is_pending()]:
+        rows, first = self._rows, self._last + 1
+        for at in chain(range(first, len(rows)), range(first)):
+            for capture in tuple(rows[at]):
+                if not capture.fits(args, stream) or capture.is_pending():
+                    continue
                 held = capture.is_held() or (self._returned is not None and capture.pool.is_lent())
                 if not held:
                     self._last = at

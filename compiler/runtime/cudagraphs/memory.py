@@ -43,10 +43,14 @@ class Given:
         """Whether a tensor is in the memory of a result that a capture writes there in each step."""
         return size_of(value) >= CHAINED and memory(value) in self._captured
 
-    def pass_on(self, value: Any) -> None:
-        """Remember a result of a graph that ran as it is, and will perhaps be captured when it runs again."""
-        if size_of(value) >= CHAINED:
-            _remember(self._passing, value)
+    def pass_on(self, results: Sequence[Any]) -> None:
+        """Remember results of a graph that ran as it is, and will perhaps be captured when it runs again."""
+        for result in results:
+            size = size_of(result)
+            if size >= CHAINED:
+                _remember(self._passing, result)
+            if size >= LARGE:
+                _remember(self._known, result)
 
     def is_passing(self, value: Any) -> bool:
         """Whether a tensor is in the memory of such a result."""
@@ -110,7 +114,9 @@ def same_memory(x: torch.Tensor) -> torch.Tensor:
 
 def flat(x: torch.Tensor) -> torch.Tensor:
     """All memory between a tensor's first and last element, so that no element is written twice."""
-    if x.is_contiguous():
-        return x
-    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
-    return x.as_strided((span,), (1,))
+    return x if x.is_contiguous() else x.as_strided((span(x),), (1,))
+
+
+def span(x: torch.Tensor) -> int:
+    """The elements between a tensor's first and last one, with both."""
+    return 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0

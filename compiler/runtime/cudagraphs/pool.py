@@ -61,7 +61,11 @@ class MemoryPool:
 
     def is_lent(self) -> bool:
         """Whether a gradient in this memory is alive."""
-        return any(capture.is_held() for ref in self._lenders if (capture := ref()) is not None)
+        for reference in self._lenders:
+            capture = reference()
+            if capture is not None and capture.is_held():
+                return True
+        return False
 
 
 def _owner(x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:

@@ -86,3 +86,31 @@ def test_inputs_are_checked(args, hold):
 
 def test_nothing_to_check():
     assert Checks([], {}, []).hold([])
+
+
+def test_inputs_in_other_modes_are_the_same_inputs():
+    """Dynamo's check of tensors says no to them; what it says yes to, it says so of layouts alone."""
+    checks = Checks(GIVEN, {}, [0, 1])
+    ways = [
+        lambda: [GIVEN[0].clone(), GIVEN[1].clone(), 7],
+        lambda: [torch.nn.Parameter(GIVEN[0].clone()), GIVEN[1], 7],
+        lambda: [GIVEN[0].clone().requires_grad_(), GIVEN[1], 7],
+    ]
+    for _ in range(4):
+        for way in ways:
+            with torch.inference_mode():
+                assert checks.hold(way())
+            with torch.no_grad():
+                assert checks.hold(way())
+                assert not checks.hold([GIVEN[0].double(), GIVEN[1], 7])
+            assert not checks.hold([GIVEN[0].t().contiguous().t(), GIVEN[1], 7])
+            assert not checks.hold([GIVEN[0], GIVEN[1][:2], 7])
+            assert not checks.hold([GIVEN[0], GIVEN[1][None], 7])
+
+
+def test_one_tensor_may_be_two_inputs():
+    checks = Checks([GIVEN[1], GIVEN[1]], {}, [0, 1])
+    for _ in range(8):
+        assert checks.hold([GIVEN[1], GIVEN[1]])
+        assert checks.hold([torch.ones(3), torch.ones(3)])
+        assert not checks.hold([torch.ones(4), torch.ones(3)])
