@@ -35,7 +35,8 @@ class Editor:
     """Edits one graph.
 
     Args:
-        sizes: turns symbolic sizes in arguments into nodes.
+        graph: is changed in place.
+        sizes: turns symbolic sizes in arguments into nodes; by default a table of the graph's own.
         listener: called with every node that is created or whose inputs change.
         memo: of inferred metadata, for mirrors.
     """
@@ -43,12 +44,12 @@ class Editor:
     def __init__(
         self,
         graph: fx.Graph,
-        sizes: SizeTable,
+        sizes: SizeTable | None = None,
         listener: Callable[[fx.Node], None] | None = None,
         memo: Memo | None = None,
     ) -> None:
         self.graph = graph
-        self._sizes = sizes
+        self._sizes = SizeTable(graph) if sizes is None else sizes
         self.edits = 0
         self._listener = listener or (lambda node: None)
         self._memo = memo

@@ -15,15 +15,14 @@ from .purity import is_pure
 from .reason import site_of
 from .respell import Normalizer, Respelling
 from .unread import free_what_is_not_read
+from .walk import recompiles
 
 
+@recompiles
 def simplified(graph_module: fx.GraphModule) -> int:
     """Make the simplifications that keep every bit of a program; returns how many."""
     graph = graph_module.graph
-    made = functionalize_temporaries(graph) + remove_inactive_dropout(graph) + free_what_is_not_read(graph)
-    if made:
-        graph_module.recompile()
-    return made
+    return functionalize_temporaries(graph) + remove_inactive_dropout(graph) + free_what_is_not_read(graph)
 
 
 def normalize(normalizer: Normalizer) -> None:

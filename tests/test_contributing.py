@@ -26,7 +26,6 @@ from regraft.compiler.lowering.core import LOWERINGS, lowers
 from regraft.compiler.lowering.ops.elementwise import elementwise
 from regraft.compiler.lowering.spaces import fold, space
 from regraft.compiler.options.fields import KernelOptions
-from regraft.compiler.passes.registry import Pass
 from regraft.compiler.templates import TritonTemplateKernel, gpu_passes
 from regraft.compiler.templates.common.cpp_call import Layout
 from regraft.compiler.templates.common.task import task_of
@@ -37,6 +36,7 @@ from regraft.rewrites.reason import Reason
 from regraft.rewrites.record import GraphRecord
 from regraft.rewrites.sample import Sample, T
 from regraft.rewrites.switches import left_out
+from regraft.rewrites.walk import replaces_calls
 
 from .compiler.codegen.cpp.test_operations import case
 from .compiler.codegen.cpp.test_reductions import fold_kernel
@@ -74,16 +74,12 @@ def test_a_rule():
 
 
 def test_a_pass(monkeypatch):
-    def drop_double_negation(graph, context):
-        changed = 0
-        for node in list(graph.graph.nodes):
-            if node.target is torch.ops.aten.neg.default and node.args[0].target is torch.ops.aten.neg.default:
-                node.replace_all_uses_with(node.args[0].args[0])
-                graph.graph.erase_node(node)
-                changed += 1
-        return changed
+    @replaces_calls(aten.neg.default)
+    def drop_double_negation(editor, call):
+        inner = call.args[0]
+        return inner.args[0] if inner.target is aten.neg.default else None
 
-    added = Pass("drop_double_negation", drop_double_negation, doc="neg(neg(x))  ->  x")
+    added = pipeline._simple("drop_double_negation", drop_double_negation, doc="neg(neg(x))  ->  x")
     monkeypatch.setattr(stages, "LOWERED", (added, *stages.LOWERED))
     x = torch.randn(5)
     with regraft.coverage() as cov, torch.no_grad():

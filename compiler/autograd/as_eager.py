@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
+from ...rewrites.walk import recompiles
 from .whole_resampling import kept_whole
 
 aten = torch.ops.aten
@@ -33,6 +34,7 @@ _SHRUNK = (aten.softshrink_backward.default, aten.hardshrink_backward.default)
 _REFUSED = "all elements of {} should be between 0 and 1"
 
 
+@recompiles
 def compute_as_eager(graph_module: fx.GraphModule) -> int:
     """Have such calls of a program before autograd mean what eager computes, in place; returns how many."""
     found = [node for node in graph_module.graph.nodes if node.op == "call_function"]
@@ -54,10 +56,7 @@ def compute_as_eager(graph_module: fx.GraphModule) -> int:
     whole = [node for node in found if node.target in _WHOLE and not _has_symbols(node)]
     for node in whole:
         node.target = _WHOLE[node.target]
-    changed = len(margins) + len(entropies) + len(contiguous) + len(samples) + len(whole)
-    if changed:
-        graph_module.recompile()
-    return changed
+    return len(margins) + len(entropies) + len(contiguous) + len(samples) + len(whole)
 
 
 def shrunk_of_symbolic_sizes(func: Any, args: Sequence[Any]) -> torch.Tensor | None:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
+from ...rewrites.walk import recompiles
 
 
 class _Read(torch.autograd.Function):
@@ -45,14 +46,13 @@ def lay_out_branch_gradients(graph_module: fx.GraphModule, example_inputs: Seque
     return _change(graph_module) if tracked and torch.is_grad_enabled() else 0
 
 
+@recompiles
 def _change(graph_module: fx.GraphModule) -> int:
     found = graph_module.graph.find_nodes(op="call_function", target=compat.COND)
     calls = [node for node in found if all(getattr(branch, "op", "") == "get_attr" for branch in node.args[1:3])]
     for node in calls:
         branches = [_reading(graph_module, branch) for branch in node.args[1:3]]
         node.args = (node.args[0], *branches, *node.args[3:])
-    if calls:
-        graph_module.recompile()
     return len(calls)
 
 

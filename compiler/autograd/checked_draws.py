@@ -18,6 +18,7 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.graph import arguments, val
 from ...rewrites.symbolic import hint
+from ...rewrites.walk import recompiles
 from ..normal.analysis import uniform
 
 aten = torch.ops.aten
@@ -34,14 +35,12 @@ _LOOKED_AT: dict[Any, tuple[str, float | None, str]] = {
 }
 
 
+@recompiles
 def draw_as_eager(graph_module: fx.GraphModule) -> int:
     """Have the draws of a program before autograd do what eager's do on CPUs, in place; returns how many."""
     calls = [node for node in graph_module.graph.nodes if node.target in _LOOKED_AT or node.target is _IN_PLACE]
     calls = [node for node in calls if _on_cpu(node.args[0]) or _on_cpu(node)]
-    found = sum(_in_order(node) if node.target is _IN_PLACE else _looked_at(node) for node in calls)
-    if found:
-        graph_module.recompile()
-    return found
+    return sum(_in_order(node) if node.target is _IN_PLACE else _looked_at(node) for node in calls)
 
 
 def _on_cpu(node: Any) -> bool:

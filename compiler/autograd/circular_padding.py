@@ -14,16 +14,17 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites.walk import recompiles
+
 _PAD = torch.ops.aten.pad.default
 
 
+@recompiles
 def spell_circular_padding(graph_module: fx.GraphModule) -> int:
     """Have circular padding traced as a slice of a repetition, in place; returns how many calls are."""
     calls = [node for node in graph_module.graph.find_nodes(op="call_function", target=_PAD) if _is_circular(node)]
     for node in calls:
         node.target, node.args = circular_padding, node.args[:2]
-    if calls:
-        graph_module.recompile()
     return len(calls)
 
 

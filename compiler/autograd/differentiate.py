@@ -20,6 +20,7 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat import autograd
+from ...rewrites.walk import recompiles
 from .as_eager import compute_as_eager, shrunk_of_symbolic_sizes
 from .branch_gradients import lay_out_branch_gradients
 from .changing_numbers import by_tensors
@@ -127,14 +128,13 @@ def _around_products() -> dict[Any, Callable[..., Any]]:
     return {} if found is None else {distance: found}
 
 
+@recompiles
 def drop_everything(graph_module: fx.GraphModule) -> int:
     """``dropout(x, 1.0, True)  ->  x * 0.0``, which draws nothing, as in eager; AOTAutograd would draw."""
     calls = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.dropout.default)
     everything = [node for node in calls if node.args[1:] == (1.0, True)]
     for node in everything:
         node.target, node.args = torch.ops.aten.mul.Tensor, (node.args[0], 0.0)
-    if everything:
-        graph_module.recompile()
     return len(everything)
 
 

@@ -16,11 +16,13 @@ import torch
 from torch import fx
 
 from ...rewrites.symbolic import SYMBOLIC, hint
+from ...rewrites.walk import recompiles
 from .changing_numbers import as_tensor, by_tensors
 
 aten = torch.ops.aten
 
 
+@recompiles
 def ask_nothing(graph_module: fx.GraphModule) -> int:
     """Replace such calls of a program before autograd, in place; returns how many."""
     sized, numbered = _sized(), {**by_tensors(), **_NUMBERED}
@@ -31,8 +33,6 @@ def ask_nothing(graph_module: fx.GraphModule) -> int:
         if by is not None:
             node.target = _named(by, node.target)
             count += 1
-    if count:
-        graph_module.recompile()
     return count
 
 

@@ -19,6 +19,7 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import concrete, hint
+from ...rewrites.walk import recompiles
 
 aten = torch.ops.aten
 _NAMES = (
@@ -32,6 +33,7 @@ _BACKWARD = tuple(getattr(aten, f"{packet.__name__}_backward").default for packe
 _CALLS = (*(packet.default for packet in _PACKETS), *_BACKWARD)
 
 
+@recompiles
 def keep_whole(graph_module: fx.GraphModule) -> int:
     """Have calls of known sizes differentiated as one operator, in place; returns how many."""
     found = [(node, _outs(node)) for node in graph_module.graph.nodes if node.target in _VEC]
@@ -42,8 +44,6 @@ def keep_whole(graph_module: fx.GraphModule) -> int:
             outs = table.resolve(sizes)
         scales = node.args[-1] or [None] * len(outs)
         node.target, node.args = _WHOLE[node.target], (node.args[0], outs, *node.args[2:-1], *scales)
-    if calls:
-        graph_module.recompile()
     return len(calls)
 
 

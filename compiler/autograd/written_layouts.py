@@ -19,19 +19,18 @@ from ...rewrites.graph import val
 from ...rewrites.layout import same_layout
 from ...rewrites.purity import is_random
 from ...rewrites.symbolic import hint, same_shape
+from ...rewrites.walk import recompiles
 
 _COPY = torch.ops.aten.copy_.default
 
 
+@recompiles
 def write_as_it_lies(graph_module: fx.GraphModule) -> int:
     """Have such writes of a program before autograd keep the strides of what they write to; returns how many."""
     nodes = list(graph_module.graph.nodes)
     found = [node for node in nodes if writes_self(node) and _is_spread(node.args[0])]
     given = [node for node in nodes if writes_out(node) and any(map(_is_spread, node.all_input_nodes))]
-    changed = sum(map(_by_copy, found)) + sum(map(_by_copy_to_out, given))
-    if changed:
-        graph_module.recompile()
-    return changed
+    return sum(map(_by_copy, found)) + sum(map(_by_copy_to_out, given))
 
 
 def _is_spread(x: object) -> bool:

@@ -14,6 +14,7 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.editor import infer
 from ...rewrites.purity import storages
+from ...rewrites.walk import recompiles
 
 CAPTURED = "regraft_captured"
 """Marks a body that was captured."""
@@ -26,6 +27,7 @@ def captured_bodies(graph_module: fx.GraphModule) -> list[tuple[fx.Node, fx.Grap
     return [(call, body) for call, body in found if CAPTURED in body.meta]
 
 
+@recompiles
 def inline_bodies(graph_module: fx.GraphModule) -> int:
     """Replace calls of checkpoints by their bodies; returns the number of calls.
 
@@ -39,8 +41,6 @@ def inline_bodies(graph_module: fx.GraphModule) -> int:
         for call, body in ready:
             _inline(call, body)
             count += 1
-    if count:
-        graph_module.recompile()
     return count
 
 

@@ -25,6 +25,7 @@ from ...rewrites import compat
 from ...rewrites.graph import is_tensor, op_name
 from ...rewrites.moves import REORDERS, RESIZES
 from ...rewrites.purity import is_foldable, storages, tensors_of
+from ...rewrites.walk import recompiles
 from ..codegen.kernel_call import TemplateCall
 
 MAX_GROWTH = 8  # how many times the bytes of the weights behind it a value may take: bfloat16 in float64 takes 4
@@ -66,6 +67,7 @@ class Folded:
         return sum(c.numel() * c.dtype.itemsize for c in self.constants.values())
 
 
+@recompiles
 def fold(graph_module: fx.GraphModule, weights: Mapping[fx.Node, torch.Tensor]) -> Folded | None:
     """Replace calls on `weights` alone by constants, in place; None where there are none.
 
@@ -92,7 +94,6 @@ def fold(graph_module: fx.GraphModule, weights: Mapping[fx.Node, torch.Tensor]) 
     for node in reversed([n for n in known if n.op != "placeholder"]):
         if not node.users:
             graph.erase_node(node)
-    graph_module.recompile()
     return folded
 
 

@@ -25,7 +25,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import dtype, has_known_strides, is_tensor, op_name, rank, shape, val
 from ...rewrites.layout import adapt_users, is_kernel, missing
 from ...rewrites.moves import REORDERS, RESIZES
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import recompiles
 from ..lowering.call import becomes_kernel
 from .registry import refuse
 
@@ -37,6 +37,7 @@ _DTYPES = (torch.float16, torch.bfloat16)
 _VIEWS = RESIZES | REORDERS
 
 
+@recompiles
 def align_rows(graph_module: fx.GraphModule) -> int:
     """Pad the rows of matrices that are computed for products on a GPU, in place; returns the number of matrices.
 
@@ -44,12 +45,10 @@ def align_rows(graph_module: fx.GraphModule) -> int:
         graph_module: a functional graph (writes to inputs at its end apart), before its kernels are generated.
     """
     graph = graph_module.graph
-    editor = Editor(graph, SizeTable(graph))
+    editor = Editor(graph)
     wanted = [(node, gap) for node in graph.nodes if (gap := _gap(node)) and _is_multiplied(node)]
     for node, gap in wanted:
         _space(editor, node, gap)
-    if wanted:
-        graph_module.recompile()
     return len(wanted)
 
 
@@ -157,8 +156,13 @@ def strides_of_outputs(graph_module: fx.GraphModule) -> list[tuple[int, ...] | N
     return [tuple(val(x).stride()) if has_known_strides(x) else None for x in outputs]  # type: ignore[union-attr]
 
 
-def take_strides(graph_module: fx.GraphModule, inputs: Any) -> None:
-    """Set the strides of a graph's placeholders to those of its inputs, which the forward may have changed."""
+@recompiles
+def take_strides(graph_module: fx.GraphModule, inputs: Any) -> int:
+    """Set the strides of a graph's placeholders to those of its inputs, which the forward may have changed.
+
+    Returns:
+        The number of placeholders whose strides were others.
+    """
     graph = graph_module.graph
     changed = []
     for node, given in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
@@ -169,4 +173,4 @@ def take_strides(graph_module: fx.GraphModule, inputs: Any) -> None:
         changed.append(node)
     if changed:
         adapt_users(graph, changed)
-        graph_module.recompile()
+    return len(changed)

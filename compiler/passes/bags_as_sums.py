@@ -15,36 +15,26 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, op_name, val
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import visits_calls
 
 aten = torch.ops.aten
 
 _SUM, _MEAN = 0, 1
 
 
-def write_bags_as_sums(graph_module: fx.GraphModule) -> int:
-    """Replace embedding bags of equal size by sums, in place; returns the number of bags.
-
-    Args:
-        graph_module: a program as it was captured, before autograd.
-    """
-    graph = graph_module.graph
-    editor, made = Editor(graph, SizeTable(graph)), 0
-    for name in ("padding_idx", "default"):
-        for node in graph.find_nodes(op="call_function", target=getattr(aten.embedding_bag, name)):
-            size = _size(node)
-            if size is None:
-                continue
-            with editor.at(node):
-                total = _total(editor, arguments(node), size)
-            for result in list(node.users):
-                if result.users:  # `_size` has checked that only the first result is used
-                    editor.replace(result, total)
-                editor.erase_dead(result)
-            made += 1
-    if made:
-        graph_module.recompile()
-    return made
+@visits_calls(aten.embedding_bag.default, aten.embedding_bag.padding_idx)
+def write_bags_as_sums(editor: Editor, node: fx.Node) -> bool:
+    """Replace embedding bags of equal size by a sum, in a program as it was captured, before autograd."""
+    size = _size(node)
+    if size is None:
+        return False
+    with editor.at(node):
+        total = _total(editor, arguments(node), size)
+    for result in list(node.users):
+        if result.users:  # `_size` has checked that only the first result is used
+            editor.replace(result, total)
+        editor.erase_dead(result)
+    return True
 
 
 def _size(node: fx.Node) -> int | None:

@@ -25,7 +25,7 @@ from ...rewrites.layout import adapt_users, same_layout
 from ...rewrites.profit import Always, Never, Oracle, Question
 from ...rewrites.reason import site_of
 from ...rewrites.record import ORIGINAL, Evidence, GraphRecord, Match
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import recompiles
 from ...rewrites.words import counted
 from .conv_layout_cost import MOST_ASKED, is_on_cuda, seconds_saved, work
 from .layout_ends import has_channels_last, seconds_of_ends
@@ -87,8 +87,7 @@ def spread_channels_last(
     (record.applied if chosen else record.declined).append(_match(found, chosen, evidence))
     if not chosen:
         return Spread(len(found), seconds=seconds)
-    conversions = _convert(graph_module.graph, found, keep_stream)
-    graph_module.recompile()
+    conversions = _convert(graph_module, found, keep_stream)
     return Spread(len(found), True, conversions, seconds)
 
 
@@ -256,9 +255,11 @@ class _Ready:
         return made
 
 
-def _convert(graph: fx.Graph, found: Sequence[fx.Node], keep_stream: bool) -> int:
+@recompiles
+def _convert(graph_module: fx.GraphModule, found: Sequence[fx.Node], keep_stream: bool) -> int:
     """Convert the inputs of the first convolutions and let the layout spread; returns the number of copies."""
-    editor = Editor(graph, SizeTable(graph))
+    graph = graph_module.graph
+    editor = Editor(graph)
     converted: dict[fx.Node, fx.Node] = {}
     for node in (*found, *_gradients(graph, found)):
         sources = [n for n in _laid_out_with(node) if not has_channels_last(n)]

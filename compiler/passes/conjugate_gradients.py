@@ -13,10 +13,12 @@ import torch
 from torch import fx
 
 from ...rewrites.graph import val
+from ...rewrites.walk import recompiles
 
 aten = torch.ops.aten
 
 
+@recompiles
 def conjugate_gradients(graph_module: fx.GraphModule) -> int:
     """Give gradients of lazily conjugated results the same form; returns their number.
 
@@ -31,8 +33,6 @@ def conjugate_gradients(graph_module: fx.GraphModule) -> int:
         if value.is_conj():
             _conjugate(node)
             changed += 1
-    if changed:
-        graph_module.recompile()
     return changed
 
 

@@ -21,16 +21,16 @@ from ...patterns.masks import is_causal
 from ...rewrites.editor import Editor
 from ...rewrites.facts import Uniform, facts_of_graph
 from ...rewrites.graph import arguments, is_tensor, op_name, rank, shape, val
-from ...rewrites.layout import adapt_users, same_layout
 from ...rewrites.purity import mutable
-from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known, known_equal
+from ...rewrites.walk import put_adapted, recompiles
 
 aten = torch.ops.aten
 
 _SETTINGS = ("dropout_p", "is_causal")
 
 
+@recompiles
 def simplify_sdpa_masks(graph_module: fx.GraphModule, *, keep_stream: bool = False) -> dict[str, int]:
     """Change the masks of attention calls in place; returns the number of changes of each kind.
 
@@ -44,7 +44,7 @@ def simplify_sdpa_masks(graph_module: fx.GraphModule, *, keep_stream: bool = Fal
         return {}
     written = mutable(graph)
     facts = facts_of_graph(graph, written)
-    editor = Editor(graph, SizeTable(graph))
+    editor = Editor(graph)
     found: Counter[str] = Counter()
     no_mask: dict[str, Any] = {"attn_mask": None}
     copies: dict[fx.Node, fx.Node] = {}  # one for all layers that share a mask
@@ -66,8 +66,6 @@ def simplify_sdpa_masks(graph_module: fx.GraphModule, *, keep_stream: bool = Fal
             continue
         _replace(editor, call, given | changed)
         found[kind] += 1
-    if found:
-        graph_module.recompile()
     return dict(found)
 
 
@@ -94,10 +92,4 @@ def _replace(editor: Editor, call: fx.Node, given: dict[str, Any]) -> None:
     inputs = [given.pop(name) for name in ("query", "key", "value", "attn_mask", *_SETTINGS)]
     with editor.at(call):
         new = editor.call(call.target, *inputs, **{k: v for k, v in given.items() if v is not None})
-    moved = not same_layout(val(call), val(new))
-    if moved:
-        new.meta["regraft_layout"] = val(call)
-    editor.replace(call, new)
-    editor.erase_dead(call)
-    if moved:
-        adapt_users(editor.graph, [new])
+    put_adapted(editor, call, new)

@@ -18,7 +18,7 @@ from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import val
 from ...rewrites.purity import mutable, storages
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import recompiles
 from .fold_constant_tables import compute, describe, free_name, memory_like
 from .tables_to_device import brings
 
@@ -27,6 +27,7 @@ aten = torch.ops.aten
 _MAX_BYTES = 1 << 25  # of a table, and of all that it is computed from
 
 
+@recompiles
 def keep_constants_on_device(graph_module: fx.GraphModule) -> int:
     """Replace copies of constants from the CPU to a GPU by constants there, in place; returns their number.
 
@@ -39,7 +40,7 @@ def keep_constants_on_device(graph_module: fx.GraphModule) -> int:
         return 0
     changed = mutable(graph)
     returned = {s for node in graph.output_node().all_input_nodes for s in storages(node)}
-    editor, made = Editor(graph, SizeTable(graph)), 0
+    editor, made = Editor(graph), 0
     kept: dict[tuple[Any, ...], fx.Node] = {}  # layers often move the same table
     for node in copies:
         source = node.args[0]
@@ -59,7 +60,6 @@ def keep_constants_on_device(graph_module: fx.GraphModule) -> int:
             editor.erase_dead(node)
     for constant in kept.values():
         describe(graph_module, constant, getattr(graph_module, str(constant.target)))
-    graph_module.recompile()
     return made
 
 

@@ -20,8 +20,8 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, nodes_in, op_name, rank, shape, val
-from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known_equal, same_shape
+from ...rewrites.walk import visits_calls
 
 aten = torch.ops.aten
 
@@ -33,51 +33,44 @@ _NORM = "aten._native_batch_norm_legit_no_training"
 _GPUS = ("cuda",)
 
 
+@visits_calls(aten.convolution.default)
 def convolutions_as_matmuls(
-    graph_module: fx.GraphModule,
+    editor: Editor,
+    node: fx.Node,
     devices: Collection[str] = _GPUS,
     dtypes: Collection[torch.dtype] = _DTYPES,
     aligned: int = _ALIGNED,
-) -> int:
-    """Replace convolutions with windows of one pixel by matrix products, in place.
+) -> bool:
+    """Replace a convolution with a window of one pixel by a matrix product.
 
     Args:
-        graph_module: a functional graph.
+        editor: of a functional graph.
+        node: the convolution.
         devices: the types of devices whose convolutions are replaced.
         dtypes: the dtypes of images.
         aligned: the numbers of input and output channels must be multiples of this.
-
-    Returns:
-        The number of convolutions that were replaced.
     """
-    graph, made = graph_module.graph, 0
-    editor = Editor(graph, SizeTable(graph))
-    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
-        if val(node).device.type not in devices or dtype(node) not in dtypes or not _is_plain(node):
-            continue
-        if _is_product(node, aligned):
-            _Images(node, editor).replace(_multiplied)
-            made += 1
-        elif _is_of_patches(node):
-            _Images(node, editor).replace(_multiplied_patches)
-            made += 1
-    graph_module.recompile()
-    return made
+    if val(node).device.type not in devices or dtype(node) not in dtypes or not _is_plain(node):
+        return False
+    if _is_product(node, aligned):
+        _Images(node, editor).replace(_multiplied)
+        return True
+    if _is_of_patches(node):
+        _Images(node, editor).replace(_multiplied_patches)
+        return True
+    return False
 
 
-def images_as_rows(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS) -> int:
-    """Move pointwise operations from images to the rows that they view, in place; returns how often.
+@visits_calls(aten.permute.default)
+def images_as_rows(editor: Editor, node: fx.Node, devices: Collection[str] = _GPUS) -> bool:
+    """Move pointwise operations from images to the rows that they view.
 
     add(permute(view(mm), [0, 3, 1, 2]), x)   ->   permute(view(add(mm, rows(x))), [0, 3, 1, 2])
     """
-    graph, made = graph_module.graph, 0
-    editor = Editor(graph, SizeTable(graph))
-    for node in graph.find_nodes(op="call_function", target=aten.permute.default):
-        if val(node).device.type in devices and _turns_rows(node) and _reader(node) is not None:
-            _Images(node, editor).replace(_turned)
-            made += 1
-    graph_module.recompile()
-    return made
+    if val(node).device.type not in devices or not _turns_rows(node) or _reader(node) is None:
+        return False
+    _Images(node, editor).replace(_turned)
+    return True
 
 
 def _turns_rows(node: fx.Node) -> bool:

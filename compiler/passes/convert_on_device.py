@@ -13,31 +13,21 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import dtype, is_tensor, val
-from ...rewrites.layout import same_layout
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import replaces_calls
 
 aten = torch.ops.aten
 
 _WIDER = 2  # times as many bytes that a copy may move for it
 
 
-def convert_on_device(graph_module: fx.GraphModule) -> int:
-    """Separate copies to a GPU from conversions of floats, in place; returns how many."""
-    graph, made = graph_module.graph, 0
-    editor = Editor(graph, SizeTable(graph))
-    for node in graph.find_nodes(op="call_function", target=aten._to_copy.default):
-        if not _converts(node):
-            continue
-        how = {name: value for name, value in node.kwargs.items() if name not in ("dtype", "memory_format")}
-        with editor.at(node):
-            copy = editor.call(aten._to_copy.default, node.args[0], **how)
-            new = editor.call(aten._to_copy.default, copy, dtype=dtype(node), **_format(node))
-        if same_layout(val(node), val(new)):
-            editor.replace(node, new)
-            made += 1
-        editor.erase_dead(node if not node.users else new)
-    graph_module.recompile()
-    return made
+@replaces_calls(aten._to_copy.default, same_strides=True)
+def convert_on_device(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """Separate a copy to a GPU from a conversion of floats."""
+    if not _converts(node):
+        return None
+    how = {name: value for name, value in node.kwargs.items() if name not in ("dtype", "memory_format")}
+    copy = editor.call(aten._to_copy.default, node.args[0], **how)
+    return editor.call(aten._to_copy.default, copy, dtype=dtype(node), **_format(node))
 
 
 def _converts(node: fx.Node) -> bool:

@@ -17,8 +17,10 @@ from ...rewrites import compat
 from ...rewrites.compat import autograd
 from ...rewrites.graph import is_tensor, val
 from ...rewrites.purity import is_pure, is_random, mutable, storages
+from ...rewrites.walk import recompiles
 
 
+@recompiles
 def eliminate_common_subexpressions(graph_module: fx.GraphModule) -> int:
     """Merge equal calls of a functional graph, in place; returns the number of calls removed.
 
@@ -39,8 +41,6 @@ def eliminate_common_subexpressions(graph_module: fx.GraphModule) -> int:
             node.replace_all_uses_with(known)
             graph.erase_node(node)
             gone += 1
-    if gone:
-        graph_module.recompile()
     return gone
 
 

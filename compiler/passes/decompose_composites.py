@@ -15,17 +15,16 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.tracing import record
+from ...rewrites.walk import recompiles
 
 _PROVENANCE = ("stack_trace", "nn_module_stack", "regraft_rule", "custom")
 
 
+@recompiles
 def decompose_composites(graph_module: fx.GraphModule) -> int:
     """Replace calls of composite operators by their decompositions, in place; returns the number of calls."""
     calls = [node for node in graph_module.graph.nodes if _is_composite(node)]
-    written = sum(_write_out(node) for node in calls)
-    if written:
-        graph_module.recompile()
-    return written
+    return sum(_write_out(node) for node in calls)
 
 
 def _is_composite(node: fx.Node) -> bool:

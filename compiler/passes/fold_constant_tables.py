@@ -18,6 +18,7 @@ from ...rewrites import compat
 from ...rewrites.facts import MAX_BYTES, Fact, Table, facts_of_graph, is_cheap, is_same_on_cpu, literal, on_cpu
 from ...rewrites.graph import is_tensor, nodes_in, val
 from ...rewrites.purity import is_foldable, mutable, storages, tensors_of
+from ...rewrites.walk import recompiles
 from ..lowering.core import TABLE_SPAN
 
 _NAME = "_folded"
@@ -25,6 +26,7 @@ _INT32 = torch.iinfo(torch.int32)
 _INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor}
 
 
+@recompiles
 def fold_constant_tables(graph_module: fx.GraphModule) -> int:
     """Replace small tensors that depend on no input by constants of the module, in place; returns their number.
 
@@ -48,8 +50,6 @@ def fold_constant_tables(graph_module: fx.GraphModule) -> int:
             graph.erase_node(node)
     for constant, value in constants:
         describe(graph_module, constant, value)
-    if wanted:
-        graph_module.recompile()
     return len(wanted)
 
 

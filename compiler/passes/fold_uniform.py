@@ -16,10 +16,9 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.facts import Fact, Uniform, facts_of_graph, is_known_exactly, summary
 from ...rewrites.graph import op_name, val
-from ...rewrites.layout import same_layout
 from ...rewrites.moves import VIEWS
 from ...rewrites.purity import mutable, storages
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import put_in_place, recompiles
 from .fold_constant_tables import compute
 
 aten = torch.ops.aten
@@ -27,6 +26,7 @@ aten = torch.ops.aten
 _MAKERS = ("aten.full", "aten.zeros", "aten.ones", "aten.scalar_tensor", "aten.arange")
 
 
+@recompiles
 def fold_uniform(graph_module: fx.GraphModule) -> int:
     """Replace computed tensors whose elements are all equal by `full`, in place; returns their number.
 
@@ -38,11 +38,8 @@ def fold_uniform(graph_module: fx.GraphModule) -> int:
     """
     graph = graph_module.graph
     facts = facts_of_graph(graph, mutable(graph))
-    editor = Editor(graph, SizeTable(graph))
-    made = sum(_fold(node, fact, editor) for node, fact in _wanted(facts))
-    if made:
-        graph_module.recompile()
-    return made
+    editor = Editor(graph)
+    return sum(_fold(node, fact, editor) for node, fact in _wanted(facts))
 
 
 def _wanted(facts: dict[fx.Node, Fact]) -> list[tuple[fx.Node, Uniform]]:
@@ -75,12 +72,7 @@ def _fold(node: fx.Node, fact: Uniform, editor: Editor) -> bool:
     value = val(node)
     with editor.at(node):
         new = editor.call(aten.full.default, list(value.shape), number, dtype=value.dtype, device=value.device)
-    if not same_layout(value, val(new)):
-        editor.erase_dead(new)
-        return False
-    editor.replace(node, new)
-    editor.erase_dead(node)
-    return True
+    return put_in_place(editor, node, new, same_strides=True)
 
 
 def _computed(node: fx.Node) -> bool | int | float | None:

@@ -13,7 +13,7 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import is_tensor, op_name, val
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import replaces_calls
 
 aten = torch.ops.aten
 
@@ -21,22 +21,14 @@ _TURNED = (0, 2, 1)
 _WHOLE = (torch.int32, torch.int64)
 
 
-def transpose_gathered_products(graph_module: fx.GraphModule) -> int:
-    """Transpose products of gathered matrices with one column, in place; returns the number of products."""
-    graph = graph_module.graph
-    editor = Editor(graph, SizeTable(graph))
-    products = [node for node in graph.nodes if node.target is aten.bmm.default and _is_of_columns(node)]
-    for node in products:
-        matrices, columns = node.args
-        with editor.at(node):
-            turned = [editor.call(aten.permute.default, x, list(_TURNED)) for x in (columns, matrices)]
-            made = editor.call(aten.bmm.default, *turned)
-            whole = editor.call(aten.view.default, made, list(val(node).shape))
-        editor.replace(node, whole)
-        editor.erase_dead(node)
-    if products:
-        graph_module.recompile()
-    return len(products)
+@replaces_calls(aten.bmm.default)
+def transpose_gathered_products(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """Transpose a product of gathered matrices with one column."""
+    if not _is_of_columns(node):
+        return None
+    matrices, columns = node.args
+    turned = [editor.call(aten.permute.default, x, list(_TURNED)) for x in (columns, matrices)]
+    return editor.call(aten.view.default, editor.call(aten.bmm.default, *turned), list(val(node).shape))
 
 
 def _is_of_columns(node: fx.Node) -> bool:

@@ -23,8 +23,7 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, op_name, rank, shape, val
-from ...rewrites.layout import adapt_users, same_layout
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import put_adapted, visits_calls
 from .conv_layout_cost import FEWEST
 from .layout_ends import has_channels_last
 
@@ -36,29 +35,27 @@ _INPUT, _WEIGHT = 0, 1  # indices of the gradients among the results
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
+@visits_calls(aten.convolution_backward.default)
 def compute_grouped_conv_gradients(
-    graph_module: fx.GraphModule, devices: Collection[str] = _GPUS, keep_stream: bool = False
+    editor: Editor, node: fx.Node, devices: Collection[str] = _GPUS, keep_stream: bool = False
 ) -> int:
-    """Replace gradients of grouped convolutions, in place; returns how many.
+    """Replace gradients of a grouped convolution.
 
     Gradients may lie with channels last then; outputs keep their strides. With `keep_stream`, random numbers must be
     the same as eager's.
     """
-    graph, made = graph_module.graph, 0
-    editor = Editor(graph, SizeTable(graph))
-    for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        if val(node.args[0]).device.type not in devices or not _is_grouped(node):
-            continue
-        for index, fits, computed in (
-            (_INPUT, _has_convolution, _gradient_of_input),
-            (_WEIGHT, _has_product, _gradient_of_weight),
-            (_WEIGHT, _is_beside_another, _weight_alone),
-        ):
-            values = {} if compat.is_erased(node) else arguments(node)
-            if values and values["output_mask"][index] and fits(values):
-                _replace(editor, node, index, computed, keep_stream)
-                made += 1
-    graph_module.recompile()
+    if val(node.args[0]).device.type not in devices or not _is_grouped(node):
+        return 0
+    made = 0
+    for index, fits, computed in (
+        (_INPUT, _has_convolution, _gradient_of_input),
+        (_WEIGHT, _has_product, _gradient_of_weight),
+        (_WEIGHT, _is_beside_another, _weight_alone),
+    ):
+        values = {} if compat.is_erased(node) else arguments(node)
+        if values and values["output_mask"][index] and fits(values):
+            _replace(editor, node, index, computed, keep_stream)
+            made += 1
     return made
 
 
@@ -145,11 +142,7 @@ def _replace(editor: Editor, node: fx.Node, index: int, computed: Any, keep_stre
     for old in [user for user in node.users if op_name(user) == "getitem" and user.args[1] == index]:
         with editor.at(node):
             new = computed(editor, values)
-        editor.replace(old, new)
-        if not same_layout(val(old), val(new)):
-            new.meta["regraft_layout"] = val(old)
-            adapt_users(editor.graph, [new], keep_stream=keep_stream)
-        editor.erase_dead(old)
+        put_adapted(editor, old, new, keep_stream=keep_stream)
     if compat.is_erased(node):
         return
     mask = [wanted and k != index for k, wanted in enumerate(values["output_mask"])]

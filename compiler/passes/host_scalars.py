@@ -20,7 +20,7 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import nodes_in, op_name, val
 from ...rewrites.purity import is_pure
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import recompiles
 
 aten = torch.ops.aten
 
@@ -35,6 +35,7 @@ def takes_numbers(node: fx.Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ()) or op_name(node) in _TAKING_NUMBERS
 
 
+@recompiles
 def copy_host_scalars(graph_module: fx.GraphModule) -> int:
     """Let calls on a GPU read copies of numbers that are on the CPU, in place; returns the number of numbers.
 
@@ -46,10 +47,7 @@ def copy_host_scalars(graph_module: fx.GraphModule) -> int:
     readers: dict[Kind, dict[fx.Node, list[fx.Node]]] = {}
     for node, scalar, device in _reads(graph):
         readers.setdefault((val(scalar).dtype, device), {}).setdefault(scalar, []).append(node)
-    made = sum(_bring(graph, order, device, found) for (_, device), found in readers.items())
-    if made:
-        graph_module.recompile()
-    return made
+    return sum(_bring(graph, order, device, found) for (_, device), found in readers.items())
 
 
 def _reads(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, torch.device]]:
@@ -88,7 +86,7 @@ def _bring(
         return 0
     for node in sorted(later, key=order.__getitem__):
         first.prepend(node)
-    editor = Editor(graph, SizeTable(graph))
+    editor = Editor(graph)
     with editor.at(first):
         copies = _copies(editor, chosen, device)
     for scalar, copy in zip(chosen, copies, strict=True):

@@ -15,28 +15,21 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import is_tensor, val
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import visits_calls
 
 aten = torch.ops.aten
 
-_INDEXING = (aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten._unsafe_index_put.default)
 
-
-def move_indices_to_device(graph_module: fx.GraphModule) -> int:
-    """Copy integers that index a tensor of a GPU there, in place; returns how many."""
-    graph, made = graph_module.graph, 0
-    editor = Editor(graph, SizeTable(graph))
-    for target in _INDEXING:
-        for node in graph.find_nodes(op="call_function", target=target):
-            device = val(node.args[0]).device
-            if device.type != "cuda" or not any(map(_is_elsewhere, node.args[1])):
-                continue
-            with editor.at(node):
-                moved = [_on(editor, index, device) if _is_elsewhere(index) else index for index in node.args[1]]
-            node.update_arg(1, moved)
-            made += 1
-    graph_module.recompile()
-    return made
+@visits_calls(aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten._unsafe_index_put.default)
+def move_indices_to_device(editor: Editor, node: fx.Node) -> bool:
+    """Copy integers that index a tensor of a GPU there."""
+    device = val(node.args[0]).device
+    if device.type != "cuda" or not any(map(_is_elsewhere, node.args[1])):  # type: ignore[arg-type]
+        return False
+    with editor.at(node):
+        moved = [_on(editor, index, device) if _is_elsewhere(index) else index for index in node.args[1]]  # type: ignore[union-attr]
+    node.update_arg(1, moved)
+    return True
 
 
 def _is_elsewhere(index: Any) -> bool:

@@ -17,9 +17,8 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, shape, val
-from ...rewrites.layout import same_layout
-from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import hint, same_shape
+from ...rewrites.walk import replaces_calls
 
 aten = torch.ops.aten
 
@@ -33,39 +32,19 @@ class RowProduct:
     turned: bool
 
 
-def join_products(graph_module: fx.GraphModule) -> int:
-    """Replace sums of products over few rows by one product over all rows, in place; returns the number of sums.
-
-    Args:
-        graph_module: a functional graph (writes to inputs at its end apart).
-    """
-    graph = graph_module.graph
-    editor, made = Editor(graph, SizeTable(graph)), 0
-    for node in reversed(list(graph.find_nodes(op="call_function", target=aten.add.Tensor))):
-        if not node.users or not _is_plain_sum(node) or _only_summed(node):
-            continue
-        made += _joined(editor, node)
-    if made:
-        graph_module.recompile()
-    return made
-
-
-def _joined(editor: Editor, node: fx.Node) -> bool:
-    """Whether the products in the whole sum that ends in `node` were joined."""
+@replaces_calls(aten.add.Tensor, backwards=True, same_strides=True)
+def join_products(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """Replace a sum of products over few rows by one product over all rows."""
+    if not node.users or not _is_plain_sum(node) or _only_summed(node):
+        return None
     products, rest = _terms(node)
     if len(products) < 2 or len({one.turned for one in products}) > 1 or not all(map(_pays, products)):
-        return False
-    with editor.at(node):
-        rows = [editor.call(aten.cat.default, list(side)) for side in _sides(products)]
-        total = editor.call(aten.mm.default, editor.call(aten.t.default, rows[0]), rows[1])
-        if products[0].turned:
-            total = editor.call(aten.t.default, total)
-        total = functools.reduce(lambda a, b: editor.call(aten.add.Tensor, a, b), [*rest, total])
-    fits = same_layout(val(total), val(node))
-    if fits:
-        editor.replace(node, total)
-    editor.erase_dead(node if fits else total)
-    return fits
+        return None
+    rows = [editor.call(aten.cat.default, list(side)) for side in _sides(products)]
+    total = editor.call(aten.mm.default, editor.call(aten.t.default, rows[0]), rows[1])
+    if products[0].turned:
+        total = editor.call(aten.t.default, total)
+    return functools.reduce(lambda a, b: editor.call(aten.add.Tensor, a, b), [*rest, total])
 
 
 def _sides(products: Sequence[RowProduct]) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]]:

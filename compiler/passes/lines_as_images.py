@@ -18,7 +18,7 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, val
 from ...rewrites.layout import adapt_users, same_layout
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import recompiles
 from .conv_layout_cost import fills_tensor_cores
 
 aten = torch.ops.aten
@@ -32,6 +32,7 @@ _HALF = 2  # bytes
 _NEUTRAL = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
 
 
+@recompiles
 def lines_as_images(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS, keep_stream: bool = False) -> int:
     """Give lines a dim of one row where convolutions and their gradients read them, in place; returns the number.
 
@@ -39,13 +40,12 @@ def lines_as_images(graph_module: fx.GraphModule, devices: Collection[str] = _GP
     same as eager's.
     """
     graph = graph_module.graph
-    editor = Editor(graph, SizeTable(graph))
+    editor = Editor(graph)
     images: dict[fx.Node, fx.Node] = {}
     found = [node for node in graph.nodes if op_name(node) in _CALLS and _reads_lines(node, devices)]
     for node in found:
         laid_out_anew = _replaced(editor, node, images)
         adapt_users(graph, laid_out_anew, keep_stream=keep_stream)
-    graph_module.recompile()
     return len(found)
 
 

@@ -30,8 +30,8 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import op_name, shape, val
 from ...rewrites.moves import RESHAPES
-from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import hint
+from ...rewrites.walk import recompiles
 from ..autograd.joint_graph import backward_nodes, mark_recomputed
 from .linear_cross_entropy import MEAN, NONE, SUM, LinearCrossEntropy, LossGradients, find
 from .logit_maps import MapsOfBlock
@@ -73,6 +73,7 @@ torch.library.register_fake("regraft::add_product", lambda total, a, b: torch.em
 _ADD = torch.ops.regraft.add_product.default
 
 
+@recompiles
 def loss_in_blocks(graph_module: fx.GraphModule) -> int:
     """Compute large linear layers and their cross entropies by blocks of rows, in place; returns their number."""
     graph = graph_module.graph
@@ -80,7 +81,7 @@ def loss_in_blocks(graph_module: fx.GraphModule) -> int:
     losses = graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default)
     if not losses:
         return 0
-    editor = Editor(graph, SizeTable(graph, {node for node in backward if node.op == "placeholder"}))
+    editor = Editor(graph)
     count = 0
     for loss in losses:
         if loss in backward or not _is_large(loss):
@@ -91,8 +92,6 @@ def loss_in_blocks(graph_module: fx.GraphModule) -> int:
         elif found.bytes >= _LARGE and len(_blocks(found)) > 1:
             _Writing(editor, found).write()
             count += 1
-    if count:
-        graph_module.recompile()
     return count
 
 

@@ -24,8 +24,8 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import op_name, val
 from ...rewrites.moves import ALIASES
-from ...rewrites.sizes import SizeTable
-from ..autograd.joint_graph import backward_nodes, mark_recomputed
+from ...rewrites.walk import recompiles
+from ..autograd.joint_graph import mark_recomputed
 from .registry import refuse
 
 aten = torch.ops.aten
@@ -33,6 +33,7 @@ aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
 
 
+@recompiles
 def save_max_pool_offsets(graph_module: fx.GraphModule) -> int:
     """Let the backward of max pooling in a joint graph read offsets within windows; returns the number of poolings.
 
@@ -43,11 +44,9 @@ def save_max_pool_offsets(graph_module: fx.GraphModule) -> int:
     found = [node for node in graph.find_nodes(op="call_function", target=_BACKWARD) if _is_plain(node)]
     if not found:
         return 0
-    backward = backward_nodes(graph)
-    editor = Editor(graph, SizeTable(graph, {node for node in backward if node.op == "placeholder"}))
+    editor = Editor(graph)
     for node in found:
         _respell(editor, node)
-    graph.lint()
     return len(found)
 
 

@@ -15,29 +15,42 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, val
 from ...rewrites.moves import VIEWS
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import replaces_calls
 from ..lowering.fallbacks import calls_library
 from .registry import refuse
 
 aten = torch.ops.aten
 
+_CASTS = (aten._to_copy.default, aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other)
 _DEVICES = ("cuda",)
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def use_mm_out_dtype(graph_module: fx.GraphModule) -> int:
-    """Let products write single precision if all readers convert to it, in place; returns the number of products."""
-    graph = graph_module.graph
-    editor = Editor(graph, SizeTable(graph))
-    casts = [node for node in graph.nodes if _is_cast(node)]
-    made = sum(_widen(editor, node) for node in casts)
-    if made:
-        graph_module.recompile()
-    return made
+@replaces_calls(*_CASTS, same_strides=True)
+def use_mm_out_dtype(editor: Editor, cast: fx.Node) -> fx.Node | None:
+    """Let a product write single precision if all readers convert to it."""
+    if not _is_cast(cast):
+        return None
+    views, product = [], cast.args[0]
+    while len(product.users) == 1 and op_name(product) in VIEWS:  # type: ignore[union-attr]
+        views.append(product)
+        product = product.args[0]  # type: ignore[union-attr]
+    if not isinstance(product, fx.Node) or product.target is not aten.mm.default:
+        return None
+    if len(product.users) != 1 or dtype(product.args[0]) != dtype(product.args[1]):
+        refuse("other-readers", "the product has other readers, or operands of two dtypes", product)
+        return None
+    if not _is_written(cast):
+        refuse("converted-by-kernels", "only generated kernels read the cast, and convert while they read", cast)
+        return None
+    new = editor.call(aten.mm.dtype, *product.args, torch.float32)
+    for view in reversed(views):
+        new = editor.call(view.target, new, *view.args[1:], **view.kwargs)  # type: ignore[union-attr]
+    return new
 
 
 def _is_cast(node: fx.Node) -> bool:
-    if op_name(node) not in ("aten._to_copy", "aten.to") or not is_tensor(node) or not is_tensor(node.args[0]):
+    if not is_tensor(node) or not is_tensor(node.args[0]):
         return False
     source = val(node.args[0])
     return (
@@ -55,28 +68,3 @@ def _is_written(cast: fx.Node) -> bool:
         user.op == "output" or calls_library(op_name(user)) or (op_name(user) in VIEWS and _is_written(user))
         for user in cast.users
     )
-
-
-def _widen(editor: Editor, cast: fx.Node) -> bool:
-    views, product = [], cast.args[0]
-    while len(product.users) == 1 and op_name(product) in VIEWS:  # type: ignore[union-attr]
-        views.append(product)
-        product = product.args[0]  # type: ignore[union-attr]
-    if not isinstance(product, fx.Node) or product.target is not aten.mm.default:
-        return False
-    if len(product.users) != 1 or dtype(product.args[0]) != dtype(product.args[1]):
-        refuse("other-readers", "the product has other readers, or operands of two dtypes", product)
-        return False
-    if not _is_written(cast):
-        refuse("converted-by-kernels", "only generated kernels read the cast, and convert while they read", cast)
-        return False
-    with editor.at(cast):
-        new = editor.call(aten.mm.dtype, *product.args, torch.float32)
-        for view in reversed(views):
-            new = editor.call(view.target, new, *view.args[1:], **view.kwargs)  # type: ignore[union-attr]
-        if val(new).stride() != val(cast).stride():
-            editor.erase_dead(new)
-            return False
-    editor.replace(cast, new)
-    editor.erase_dead(cast)
-    return True

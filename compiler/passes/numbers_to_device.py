@@ -24,9 +24,9 @@ from ...rewrites import compat
 from ...rewrites.editor import Editor, RewriteError, require_same_meta
 from ...rewrites.graph import arguments, op_name, val
 from ...rewrites.purity import erase_dead
-from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known, symbols_of
 from ...rewrites.views import renew_views
+from ...rewrites.walk import recompiles
 
 aten = torch.ops.aten
 
@@ -44,6 +44,7 @@ _OF_TENSORS = {
 _AS_THEY_ARE = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode})
 
 
+@recompiles
 def numbers_to_device(graph_module: fx.GraphModule) -> int:
     """Give calls on a GPU tensors for numbers that are symbolic, in place; returns the number of calls.
 
@@ -58,7 +59,7 @@ def numbers_to_device(graph_module: fx.GraphModule) -> int:
     readers = {node: symbols for node, symbols in _readers(graph) if not symbols <= fixed}
     if not readers:
         return 0
-    editor = Editor(graph, SizeTable(graph))
+    editor = Editor(graph)
     made = {node: _of_tensors(editor, node) for node in readers}
     fixed |= _union(readers[node] for node, new in made.items() if new is None)
     done = {node: new for node, new in made.items() if new is not None and not readers[node] <= fixed}
@@ -67,8 +68,6 @@ def numbers_to_device(graph_module: fx.GraphModule) -> int:
     if any(op_name(node) in _PLACED for node in done):
         renew_views(graph)
     erase_dead(graph, [node for pair in made.items() for node in pair if node is not None])
-    if done:
-        graph_module.recompile()
     return len(done)
 
 

@@ -17,8 +17,7 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, op_name, rank, shape, val
-from ...rewrites.layout import same_layout
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import replaces_calls
 
 aten = torch.ops.aten
 
@@ -28,25 +27,14 @@ _ALIGNED = 4  # channels, of 8 bytes: the GPU copies them to shared memory at on
 _FEWEST, _MOST = 3, 16  # with fewer channels, most reads would be zeros; more channels need several loads anyway
 
 
-def pad_conv_channels(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS) -> int:
-    """Pad images of few channels where convolutions read them, in place; returns the number of convolutions."""
-    graph, padded = graph_module.graph, 0
-    editor = Editor(graph, SizeTable(graph))
-    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
-        if val(node).device.type not in devices or not _is_candidate(node):
-            continue
-        x, weight, *others = node.args
-        more = -shape(weight)[1] % _ALIGNED
-        with editor.at(node):
-            new = editor.call(
-                aten.convolution.default, _padded(editor, x, more), _padded(editor, weight, more), *others
-            )
-        if same_layout(val(new), val(node)):
-            editor.replace(node, new)
-            padded += 1
-        editor.erase_dead(new if not new.users else node)
-    graph_module.recompile()
-    return padded
+@replaces_calls(aten.convolution.default, same_strides=True)
+def pad_conv_channels(editor: Editor, node: fx.Node, devices: Collection[str] = _GPUS) -> fx.Node | None:
+    """Pad an image of few channels where a convolution reads it."""
+    if val(node).device.type not in devices or not _is_candidate(node):
+        return None
+    x, weight, *others = node.args
+    more = -shape(weight)[1] % _ALIGNED
+    return editor.call(aten.convolution.default, _padded(editor, x, more), _padded(editor, weight, more), *others)
 
 
 def _is_candidate(node: fx.Node) -> bool:
@@ -68,6 +56,3 @@ def _padded(editor: Editor, node: Any, more: int) -> fx.Node:
     given = node.args[0] if op_name(node) == "aten.clone" and "memory_format" in node.kwargs else node
     wide = editor.call(aten.constant_pad_nd.default, given, [0, 0, 0, 0, 0, more])
     return editor.call(aten.clone.default, wide, memory_format=torch.channels_last)
-
-
-__all__ = ["pad_conv_channels"]

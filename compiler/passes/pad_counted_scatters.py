@@ -22,8 +22,8 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, op_name, rank, shape, val
 from ...rewrites.moves import ALIASES, COPIES, RESHAPES
-from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known, known_equal, same_shape
+from ...rewrites.walk import replaces_calls
 from .zeros import is_zeros
 
 aten = torch.ops.aten
@@ -56,29 +56,6 @@ class Scatter:
     start: Any
     size: Any
     batch: tuple[int, ...] = ()
-
-
-def pad_counted_scatters(graph_module: fx.GraphModule) -> int:
-    """Replace scattered sums at consecutive positions by padding, in place; returns the number of sums.
-
-    Args:
-        graph_module: a functional graph (writes to inputs at its end apart).
-    """
-    graph, made = graph_module.graph, 0
-    editor = Editor(graph, SizeTable(graph))
-    for node in list(graph.nodes):
-        find = _SCATTERS.get(op_name(node)) if node.op == "call_function" else None
-        found = None if find is None else find(arguments(node))
-        if found is None or not _fits(node, found):
-            continue
-        with editor.at(node):
-            padded = _padded(editor, node, found)
-        editor.replace(node, padded)
-        editor.erase_dead(node)
-        made += 1
-    if made:
-        graph_module.recompile()
-    return made
 
 
 def counted(node: Any) -> Count | None:
@@ -170,10 +147,20 @@ def _embedding(given: Mapping[str, Any]) -> Scatter | None:
     return Scatter(given["grad_output"], 0, count.start, size, batch)
 
 
-_SCATTERS: dict[str, Any] = {
-    "aten.index_add": _index_add, "aten.index_put": _index_put, "aten._unsafe_index_put": _index_put,
-    "aten.scatter_add": _scatter_add, "aten.embedding_dense_backward": _embedding,
-}  # fmt: skip
+_SCATTERS: dict[Any, Any] = {
+    aten.index_add.default: _index_add,
+    aten.index_put.default: _index_put,
+    aten._unsafe_index_put.default: _index_put,
+    aten.scatter_add.default: _scatter_add,
+    aten.embedding_dense_backward.default: _embedding,
+}
+
+
+@replaces_calls(*_SCATTERS)
+def pad_counted_scatters(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """Replace a scattered sum at consecutive positions by padding."""
+    found = _SCATTERS[node.target](arguments(node))
+    return _padded(editor, node, found) if found is not None and _fits(node, found) else None
 
 
 def _fits(node: fx.Node, found: Scatter) -> bool:

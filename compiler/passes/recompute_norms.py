@@ -21,7 +21,7 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import val
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import recompiles
 from ..autograd.joint_graph import backward_nodes, mark_recomputed, readers
 
 aten = torch.ops.aten
@@ -35,6 +35,7 @@ _GROUP, _LAYER, _RMS = aten.native_group_norm.default, aten.native_layer_norm.de
 _STEPS = 4  # operations between a norm and a reader in the backward
 
 
+@recompiles
 def recompute_norms(graph_module: fx.GraphModule) -> int:
     """Let the backward of a joint graph recompute the results of norms, in place; returns the number of norms.
 
@@ -46,7 +47,7 @@ def recompute_norms(graph_module: fx.GraphModule) -> int:
     norms = [n for n in graph.nodes if n.target in (*_BATCH, _GROUP, _LAYER, _RMS) and n not in backward]
     needed = _needed_by_forward(graph, backward) if norms else set()
     made: list[fx.Node] = []
-    editor = Editor(graph, SizeTable(graph, {n for n in backward if n.op == "placeholder"}), made.append)
+    editor = Editor(graph, listener=made.append)
     count = 0
     for node in norms:
         result = _parts(node).get(0)
@@ -61,8 +62,6 @@ def recompute_norms(graph_module: fx.GraphModule) -> int:
         for part in made:
             mark_recomputed(part, True)
         count += 1
-    if count:
-        graph_module.recompile()
     return count
 
 

@@ -26,7 +26,6 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import is_tensor, op_name, val
 from ...rewrites.layout import same_layout
 from ...rewrites.moves import ALIASES
-from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known_equal
 from ..autograd.joint_graph import WHOLE_VIEWS, backward_nodes, mark_recomputed
 
@@ -90,7 +89,7 @@ def _recompute(graph_module: fx.GraphModule, target: Any, pays: Callable[[fx.Nod
     if not found:
         return 0
     made: list[fx.Node] = []
-    editor = Editor(graph, SizeTable(graph, {node for node in backward if node.op == "placeholder"}), made.append)
+    editor = Editor(graph, listener=made.append)
     for node in found:
         made.clear()
         with editor.at(node):

@@ -15,7 +15,7 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import op_name
 from ...rewrites.moves import ALIASES
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import recompiles
 from ..autograd.joint_graph import backward_nodes, readers
 
 aten = torch.ops.aten
@@ -23,6 +23,7 @@ aten = torch.ops.aten
 _BACKWARD = aten.threshold_backward.default
 
 
+@recompiles
 def keep_relu_masks(graph_module: fx.GraphModule) -> int:
     """Let the backward of a joint graph read masks, in place; returns the number of ReLUs.
 
@@ -30,7 +31,7 @@ def keep_relu_masks(graph_module: fx.GraphModule) -> int:
     """
     graph = graph_module.graph
     backward = backward_nodes(graph)
-    editor = Editor(graph, SizeTable(graph, {n for n in backward if n.op == "placeholder"}))
+    editor = Editor(graph)
     calls = graph.find_nodes(op="call_function", target=_BACKWARD)
     found = [(node, result) for node in calls if _is_read_alone(result := _named(node.args[1]), backward)]
     for node, result in found:
@@ -41,8 +42,6 @@ def keep_relu_masks(graph_module: fx.GraphModule) -> int:
         made.meta["val"] = node.meta["val"]  # the recorded layout
         editor.replace(node, made)
         editor.erase_dead(node)
-    if found:
-        graph_module.recompile()
     return len(found)
 
 

@@ -14,9 +14,11 @@ import torch
 from torch import fx
 
 from ...rewrites.purity import storages
+from ...rewrites.walk import recompiles
 from .cse import frozen
 
 
+@recompiles
 def keep_results_apart(graph_module: fx.GraphModule) -> int:
     """Copy results of the program that come from equal calls, all but the first; returns the number of copies.
 
@@ -38,8 +40,6 @@ def keep_results_apart(graph_module: fx.GraphModule) -> int:
         values[node] = known
         if known is not node and isinstance(node.meta.get("val"), (tuple, list)) and not _are_views(node, known):
             copies += sum(_copied(graph, part) for part in node.users if storages(part) & returned)
-    if copies:
-        graph_module.recompile()
     return copies
 
 

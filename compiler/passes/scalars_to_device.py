@@ -17,12 +17,13 @@ from ...rewrites.editor import Editor
 from ...rewrites.facts import Uniform, facts_of_graph, is_known_exactly
 from ...rewrites.graph import is_tensor, val
 from ...rewrites.purity import mutable
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import recompiles
 from .host_scalars import takes_numbers
 
 aten = torch.ops.aten
 
 
+@recompiles
 def move_scalars_to_device(graph_module: fx.GraphModule) -> int:
     """Move known numbers from the CPU to the device whose calls read them, in place; returns how many.
 
@@ -34,7 +35,7 @@ def move_scalars_to_device(graph_module: fx.GraphModule) -> int:
     if not read:
         return 0
     facts = facts_of_graph(graph, mutable(graph))
-    editor, moved = Editor(graph, SizeTable(graph)), 0
+    editor, moved = Editor(graph), 0
     for node, scalar in read:
         fact = facts.get(scalar)
         if not isinstance(fact, Uniform) or not is_known_exactly(fact) or math.isnan(fact.number):
@@ -45,8 +46,6 @@ def move_scalars_to_device(graph_module: fx.GraphModule) -> int:
         moved += 1
         if not scalar.users:
             editor.erase_dead(scalar)
-    if moved:
-        graph_module.recompile()
     return moved
 
 

@@ -9,26 +9,23 @@ calls that regraft makes, including those that it measures, therefore use one la
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
-from ...rewrites.graph import is_tensor, op_name, val
+from ...rewrites.editor import Editor
+from ...rewrites.graph import is_tensor, val
 from ...rewrites.layout import restore_layout, same_layout
+from ...rewrites.walk import visits_calls
 
-_BACKWARD = "aten._scaled_dot_product_cudnn_attention_backward"
+aten = torch.ops.aten
 
 
-def lay_out_sdpa_gradients(graph_module: fx.GraphModule) -> int:
-    """Give each such call its gradient in the strides of its result, in place; returns the number of copies."""
-    graph, copied = graph_module.graph, 0
-    for node in graph.nodes:
-        if op_name(node) != _BACKWARD or not all(is_tensor(node.args[k]) for k in (0, 4)):
-            continue
-        gradient, out = node.args[0], node.args[4]
-        if same_layout(val(gradient), val(out)):
-            continue
-        with graph.inserting_before(node):
-            node.update_arg(0, restore_layout(graph, gradient, val(out)))  # type: ignore[arg-type]
-        copied += 1
-    if copied:
-        graph_module.recompile()
-    return copied
+@visits_calls(aten._scaled_dot_product_cudnn_attention_backward.default)
+def lay_out_sdpa_gradients(editor: Editor, node: fx.Node) -> bool:
+    """Give a call its gradient in the strides of its result."""
+    gradient, out = node.args[0], node.args[4]
+    if not is_tensor(gradient) or not is_tensor(out) or same_layout(val(gradient), val(out)):
+        return False
+    with editor.at(node):
+        node.update_arg(0, restore_layout(editor.graph, gradient, val(out)))  # type: ignore[arg-type]
+    return True

@@ -18,10 +18,9 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import arguments, is_tensor, op_name, rank, shape, val
-from ...rewrites.layout import adapt_users, same_layout
-from ...rewrites.sizes import SizeTable
+from ...rewrites.graph import arguments, is_tensor, rank, shape, val
 from ...rewrites.symbolic import known, known_equal, product
+from ...rewrites.walk import put_adapted, visits_calls
 
 aten = torch.ops.aten
 
@@ -31,29 +30,22 @@ _DIMS = 4  # of operands of fused kernels: batch, heads, rows, columns
 _HALF = (torch.float16, torch.bfloat16)  # of others, the scores' products are as fast as those of a fused kernel
 
 
-def sdpa_in_four_dims(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS, keep_stream: bool = False) -> int:
-    """Give attention calls four dims, in place; returns the number of calls that are changed.
+@visits_calls(aten.scaled_dot_product_attention.default)
+def sdpa_in_four_dims(
+    editor: Editor, call: fx.Node, devices: Collection[str] = _GPUS, keep_stream: bool = False
+) -> bool:
+    """Give an attention call four dims, as captured, before autograd.
 
     Args:
-        graph_module: as captured, before autograd.
+        editor: of the graph.
+        call: the attention.
         devices: whose calls are changed.
         keep_stream: leave calls that draw random numbers alone, because another kernel draws other numbers.
     """
-    graph = graph_module.graph
-    calls = [node for node in graph.nodes if op_name(node) == "aten.scaled_dot_product_attention"]
-    calls = [node for node in calls if _is_served(node, devices, keep_stream)]
-    editor = Editor(graph, SizeTable(graph))
-    for call in calls:
-        new = _replaced(editor, call)
-        if not same_layout(val(call), val(new)):
-            new.meta["regraft_layout"] = val(call)
-        editor.replace(call, new)
-        editor.erase_dead(call)
-        if "regraft_layout" in new.meta:
-            adapt_users(graph, [new], keep_stream=keep_stream)
-    if calls:
-        graph_module.recompile()
-    return len(calls)
+    if not _is_served(call, devices, keep_stream):
+        return False
+    put_adapted(editor, call, _replaced(editor, call), keep_stream=keep_stream)
+    return True
 
 
 def _is_served(call: fx.Node, devices: Collection[str], keep_stream: bool) -> bool:

@@ -21,7 +21,7 @@ from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import op_name, val
 from ...rewrites.purity import is_foldable
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import recompiles
 from .fold_constant_tables import compute
 from .zeros import is_zeros
 
@@ -50,6 +50,7 @@ class Diagonals:
     line: tuple[int, int] | None
 
 
+@recompiles
 def sum_by_diagonal(graph_module: fx.GraphModule) -> int:
     """Replace scattered sums along diagonals by sums of slices, in place; returns the number of sums.
 
@@ -57,7 +58,7 @@ def sum_by_diagonal(graph_module: fx.GraphModule) -> int:
         graph_module: a functional graph (writes to inputs at its end apart).
     """
     graph, known, tables = graph_module.graph, dict[tuple[fx.Node, int], Any](), dict[fx.Node, torch.Tensor]()
-    editor, made = Editor(graph, SizeTable(graph)), 0
+    editor, made = Editor(graph), 0
     for node in graph.find_nodes(op="call_function", target=aten.scatter_add.default):
         base = _unexpanded(node.args[2])
         if not _is_candidate(node, base):
@@ -75,8 +76,6 @@ def sum_by_diagonal(graph_module: fx.GraphModule) -> int:
         made += 1
     for base, table in tables.items():
         _hold(graph_module, editor, base, table)
-    if made:
-        graph_module.recompile()
     return made
 
 

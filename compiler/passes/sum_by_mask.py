@@ -15,33 +15,20 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, op_name, rank, shape, val
-from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import same_shape
+from ...rewrites.walk import replaces_calls
 
 aten = torch.ops.aten
 
 
-def sum_by_mask(graph_module: fx.GraphModule) -> int:
-    """Replace rows that are chosen to be summed only, in place; returns the number of sums.
-
-    Args:
-        graph_module: a functional graph (writes to inputs at its end apart).
-    """
-    graph = graph_module.graph
-    editor, made = Editor(graph, SizeTable(graph)), 0
-    for node in list(graph.find_nodes(op="call_function", target=aten.index.Tensor)):
-        before = _dims_before_mask(node)
-        sums = list(node.users)
-        if before is None or not sums or any(before not in _summed(one, node) for one in sums):
-            continue
-        for one in sums:
-            with editor.at(one):
-                editor.replace(one, _whole(editor, one, node, before))
-            editor.erase_dead(one)
-        made += len(sums)
-    if made:
-        graph_module.recompile()
-    return made
+@replaces_calls(aten.sum.default, aten.sum.dim_IntList)
+def sum_by_mask(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """Replace rows that are chosen to be summed only."""
+    rows = node.args[0]
+    before = _dims_before_mask(rows) if rows.target is aten.index.Tensor else None  # type: ignore[union-attr, arg-type]
+    if before is None or any(before not in _summed(one, rows) for one in rows.users):  # type: ignore[union-attr, arg-type]
+        return None
+    return _whole(editor, node, rows, before)  # type: ignore[arg-type]
 
 
 def _dims_before_mask(node: fx.Node) -> int | None:

@@ -20,8 +20,8 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, op_name, rank, shape, val
-from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import hint, known_equal
+from ...rewrites.walk import replaces_calls
 from .zeros import is_zeros
 
 aten = torch.ops.aten
@@ -49,26 +49,11 @@ class Lookups:
     wraps: bool
 
 
-def sum_few_rows(graph_module: fx.GraphModule) -> int:
-    """Replace scattered sums into few rows by sums over all lookups, in place; returns the number of sums.
-
-    Args:
-        graph_module: a functional graph (writes to inputs at its end apart).
-    """
-    graph = graph_module.graph
-    editor, made = Editor(graph, SizeTable(graph)), 0
-    for node in list(graph.nodes):
-        found = _lookups(node) if node.op == "call_function" else None
-        if found is None or not _pays(found):
-            continue
-        with editor.at(node):
-            total = _summed(editor, node, found)
-        editor.replace(node, total)
-        editor.erase_dead(node)
-        made += 1
-    if made:
-        graph_module.recompile()
-    return made
+@replaces_calls(aten.embedding_dense_backward.default, aten.index_put.default)
+def sum_few_rows(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """Replace a scattered sum into few rows by a sum over all lookups."""
+    found = _lookups(node)
+    return _summed(editor, node, found) if found is not None and _pays(found) else None
 
 
 def _lookups(node: fx.Node) -> Lookups | None:

@@ -19,7 +19,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.facts import literal
 from ...rewrites.graph import arguments, is_tensor, op_name, val
 from ...rewrites.purity import is_pure
-from ...rewrites.sizes import SizeTable
+from ...rewrites.walk import recompiles
 
 aten = torch.ops.aten
 
@@ -37,6 +37,7 @@ _SAME = _MADE | frozenset(f"aten.{name}" for name in _EXACT.split())
 _MOST = 256  # calls that make one tensor
 
 
+@recompiles
 def make_tables_on_device(graph_module: fx.GraphModule) -> int:
     """Make tensors on the GPU to which they are moved, in place; returns their number.
 
@@ -44,7 +45,7 @@ def make_tables_on_device(graph_module: fx.GraphModule) -> int:
         graph_module: a functional graph (writes to inputs at its end apart).
     """
     graph, made = graph_module.graph, 0
-    editor = Editor(graph, SizeTable(graph))
+    editor = Editor(graph)
     moved: dict[tuple[fx.Node, torch.device], fx.Node] = {}
     for node in list(graph.find_nodes(op="call_function", target=aten._to_copy.default)):
         if compat.is_erased(node) or not brings(node):
@@ -62,7 +63,6 @@ def make_tables_on_device(graph_module: fx.GraphModule) -> int:
         editor.replace(node, new)
         editor.erase_dead(node)
         made += 1
-    graph_module.recompile()
     return made
 
 

@@ -19,8 +19,8 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, op_name, rank, shape, val
-from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known_equal
+from ...rewrites.walk import replaces_calls
 
 aten = torch.ops.aten
 
@@ -30,7 +30,7 @@ _NO_END = (1 << 63) - 1
 _FRESH = ("empty", "zeros", "full", "ones")
 _BASES = {f"aten.{prefix}{name}{like}" for name in _FRESH for prefix in ("", "new_") for like in ("", "_like")}
 _INTO = ("aten.copy", "aten.fill")  # of their first operand, only dtype and sizes count
-_WRITES = ("aten.slice_scatter", "aten.select_scatter")
+_WRITES = (aten.slice_scatter.default, aten.select_scatter.default)
 
 
 @dataclass(frozen=True)
@@ -43,31 +43,19 @@ class _WrittenPart:
     step: int
 
 
-def join_written_parts(graph_module: fx.GraphModule) -> int:
-    """Replace tensors that are written as a whole, part after part, in place; returns their number."""
-    graph = graph_module.graph
-    editor = Editor(graph, SizeTable(graph))
-    count = 0
-    for node in reversed(list(graph.nodes)):
-        if op_name(node) not in _WRITES or _written_over(node) is not None:
-            continue
-        parts = _parts(node)
-        ordered = None if parts is None else _ordered(node, parts)
-        if ordered is None:
-            continue
-        with editor.at(node):
-            whole = _joined(editor, node, ordered)
-        editor.replace(node, whole)
-        editor.erase_dead(node)
-        count += 1
-    if count:
-        graph_module.recompile()
-    return count
+@replaces_calls(*_WRITES, backwards=True)
+def join_written_parts(editor: Editor, write: fx.Node) -> fx.Node | None:
+    """Replace a tensor that is written as a whole, part after part."""
+    if _written_over(write) is not None:
+        return None
+    parts = _parts(write)
+    ordered = None if parts is None else _ordered(write, parts)
+    return None if ordered is None else _joined(editor, write, ordered)
 
 
 def _written_over(node: fx.Node) -> fx.Node | None:
     """The next write to the same dim of a value, if it is part of the same chain."""
-    writes = [user for user in node.users if op_name(user) in _WRITES and user.args[0] is node]
+    writes = [user for user in node.users if user.target in _WRITES and user.args[0] is node]
     return writes[0] if len(writes) == 1 and _dim(writes[0]) == _dim(node) and _others(node, writes[0]) == [] else None
 
 
@@ -92,7 +80,7 @@ def _parts(last: fx.Node) -> list[_WrittenPart] | None:
     """The writes of a chain that begins with a fresh tensor; None if it begins with anything else, or is read."""
     parts: list[_WrittenPart] = []
     write: Any = last
-    while op_name(write) in _WRITES and _dim(write) == _dim(last) and len(parts) <= _MOST:
+    while isinstance(write, fx.Node) and write.target in _WRITES and _dim(write) == _dim(last) and len(parts) <= _MOST:
         part, before = _part(write), write.args[0]
         if part is None or not is_tensor(before) or _others(before, write):
             return None

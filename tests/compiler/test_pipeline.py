@@ -34,6 +34,12 @@ def test_every_module_of_passes_is_in_the_pipeline():
     assert modules <= imported
 
 
+def test_code_is_written_by_the_walk_alone():
+    """`rewrites.walk` does it once for each pass that has changed anything."""
+    folder = Path(registry.__file__).parent
+    assert not [file.name for file in folder.glob("*.py") if ".recompile()" in file.read_text()]
+
+
 def test_every_pass_says_what_it_does_and_when_it_runs():
     facts = pipeline.pass_facts()
     assert all("->" in fact["doc"] or fact["doc"].startswith("Tell the rules") for fact in facts)

@@ -15,7 +15,7 @@ def reshaped(sizes):
     """`a` reshaped to sizes that are computed from its own, and the operators that this took."""
     module = capture(lambda a: torch.exp(a), X, dynamic=True)
     (exp,) = calls(module)
-    editor = Editor(module.graph, SizeTable(module.graph))
+    editor = Editor(module.graph)
     with editor.at(exp):
         new = editor.call(torch.ops.aten.reshape.default, exp.args[0], sizes(*exp.meta["val"].shape))
     module.graph.output_node().replace_input_with(exp, new)
@@ -53,7 +53,7 @@ def test_plain_sizes_stay_plain():
 def test_a_symbol_that_a_call_makes_known_is_read_after_it():
     module = capture(lambda a: torch.nonzero(a).relu(), X, dynamic=True)
     _, last = calls(module)
-    editor = Editor(module.graph, SizeTable(module.graph))
+    editor = Editor(module.graph)
     with editor.at(last):
         new = editor.call(torch.ops.aten.ones.default, [last.meta["val"].shape[0] + 1])
         again = editor.call(torch.ops.aten.ones.default, [last.meta["val"].shape[0] * 2])

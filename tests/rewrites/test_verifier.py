@@ -3,7 +3,6 @@ import torch
 from support.engine import X, calls, capture
 
 from regraft.rewrites.editor import Editor, RewriteError
-from regraft.rewrites.sizes import SizeTable
 from regraft.rewrites.verifier import verify_graph
 
 
@@ -56,7 +55,7 @@ def test_metadata_of_views_of_zeros_that_take_no_memory(turn):
 
     module = capture(function, torch.randn(3, 3))
     (call,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.expand.default)
-    editor = Editor(module.graph, SizeTable(module.graph))
+    editor = Editor(module.graph)
     for sizes in ([3, 1], [1, 1, 3]):
         with editor.at(call):
             made = editor.call(torch.ops.aten.reshape.default, call.args[0], sizes).meta["val"]

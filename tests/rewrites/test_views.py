@@ -10,7 +10,6 @@ from regraft.compiler import pipeline
 from regraft.rewrites.compat import capture_function
 from regraft.rewrites.editor import Editor
 from regraft.rewrites.purity import storages
-from regraft.rewrites.sizes import SizeTable
 from regraft.rewrites.views import renew_views, renew_written_views
 
 aten = torch.ops.aten
@@ -49,7 +48,7 @@ def test_views_follow_a_replacement(write):
     assert renew_views(graph) == 0
     (sine,) = graph.find_nodes(op="call_function", target=aten.sin.default)
     shared = [n for n in graph.nodes if n is not sine and storages(n) & storages(sine)]
-    editor = Editor(graph, SizeTable(graph))
+    editor = Editor(graph)
     with editor.at(sine):
         new = editor.call(aten.cos.default, sine.args[0])
     editor.replace(sine, new)

@@ -21,6 +21,7 @@ from ....rewrites.graph import arguments, op_name
 from ....rewrites.profit import Always, Never, Oracle, Question
 from ....rewrites.record import GraphRecord
 from ....rewrites.switches import allowed
+from ....rewrites.walk import recompiles
 from ...autotune.autotuner import MIN_GAIN
 from ..common.cpp_call import TemplateKernel, compiles
 from ..common.records import decided
@@ -45,6 +46,7 @@ def direct_rivals(node: fx.Node) -> Mapping[str, Callable[..., Any]]:
     return rivals
 
 
+@recompiles
 def fuse_direct_convolutions(
     graph_module: fx.GraphModule,
     oracle: Oracle,
@@ -75,7 +77,6 @@ def fuse_direct_convolutions(
             if kernel is not None and _wins(node, kernel, _gradient_question(node, kernel), oracle, record):
                 _replace_gradient(graph_module.graph, node, kernel)
                 replaced += 1
-    graph_module.recompile()
     return replaced
 
 

@@ -32,9 +32,9 @@ class Noted:
         self.graphs: list[fx.Graph] = []
         convert = channels_last._convert
 
-        def noting(graph, found, keep_stream):
-            count = convert(graph, found, keep_stream)
-            self.graphs.append(graph)
+        def noting(graph_module, found, keep_stream):
+            count = convert(graph_module, found, keep_stream)
+            self.graphs.append(graph_module.graph)
             return count
 
         monkeypatch.setattr(channels_last, "_convert", noting)
