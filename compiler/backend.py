@@ -34,7 +34,7 @@ from ..rewrites.compat.autograd import keep_saved, places, tell_strides
 from ..rewrites.compat.dynamo import complete_torch, forget_fixed_floats, leave_to_python, on_reset
 from ..rewrites.compat.guards import guard_the_rest
 from ..rewrites.compat.logs import code_is_logged, log_code
-from ..rewrites.compat.memory import guard_float32_precision
+from ..rewrites.compat.memory import guard_float32_precision, share_memory
 from ..rewrites.compat.tensors import requires_grad
 from ..rewrites.coverage import publish
 from ..rewrites.effects import mark_gradients
@@ -71,7 +71,7 @@ from .runtime.cudagraphs.replay import Replay
 from .runtime.frame_stack import with_room
 from .runtime.gc_pause import collected_once
 from .runtime.graph_cache.entry import recall
-from .runtime.graph_cache.key import depends_on_values, graph_key, held_by, share_memory
+from .runtime.graph_cache.key import depends_on_values, graph_key, held_by
 from .runtime.graph_cache.unsaved import Unsaved
 from .runtime.overlaps import Lying
 from .runtime.second_derivatives import twice_differentiable

@@ -29,6 +29,7 @@ from .circular_padding import spell_circular_padding
 from .eager_strides import corrected
 from .fused import fused
 from .late_numbers import ask_nothing
+from .plain_calls import PlainCall
 from .returned_inputs import without_returned_inputs
 from .whole_resampling import keep_whole, of_symbolic_sizes
 from .written_layouts import write_as_it_lies
@@ -70,36 +71,36 @@ def differentiate(  # noqa: PLR0913 - what compiles, and what the program wants
     """
     (before or _change_before)(graph_module, example_inputs)
     _pack_rules(graph_module)
-    mode = _corrected_mode(example_inputs)
+    mode, plain = _corrected_mode(example_inputs), PlainCall(graph_module, example_inputs)
 
     def compile_kind(kind: GraphKind, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
         _unpack_rules(graph)
-        if kind == "inference":
-            prepare(graph, "inference")
-        return compile_graph(graph, inputs, kind)
+        if kind != "inference":
+            return compile_graph(graph, inputs, kind)
+        prepare(graph, "inference")
+        return plain.noted(compile_graph(graph, inputs, kind), graph.graph)
 
-    def prepare_joint(graph: fx.GraphModule) -> None:
+    def joint(graph: fx.GraphModule) -> None:
         _unpack_rules(graph)
         prepare(graph, "joint")
 
     # The derivative of ``x[mask] = y`` reads ``grad[mask]``, also in a graph whose program has no such reading.
     sizes = nullcontext() if mode is None else compat.sizes_from_data(mode)
     with sizes, without_returned_inputs(graph_module) as returning_inputs:
-        return returning_inputs(
-            autograd.aot_compile(
-                graph_module,
-                example_inputs,
-                inference=partial(compile_kind, "inference"),
-                forward=partial(compile_kind, "forward"),
-                backward=partial(compile_kind, "backward"),
-                joint=prepare_joint,
-                recompute=memory_budget if recompute else None,
-                fused=fused(),
-                decompositions={**by_tensors(), **_around_products()},
-                continued=continued,
-                exact_draws=exact_draws,
-            )
+        compiled = autograd.aot_compile(
+            graph_module,
+            example_inputs,
+            inference=partial(compile_kind, "inference"),
+            forward=partial(compile_kind, "forward"),
+            backward=partial(compile_kind, "backward"),
+            joint=joint,
+            recompute=memory_budget if recompute else None,
+            fused=fused(),
+            decompositions={**by_tensors(), **_around_products()},
+            continued=continued,
+            exact_draws=exact_draws,
         )
+        return returning_inputs(plain.instead_of(compiled))
 
 
 def _change_before(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:

@@ -43,6 +43,12 @@ def shared_memories(tensors: Iterable[torch.Tensor]) -> set[int]:
     return {key for key, users in zip(keys, storages_users(keys), strict=True) if users > 2}
 
 
+def share_memory(inputs: Iterable[Any]) -> bool:
+    """Whether two inputs lie in the same memory: writes to one of them may be seen in the other."""
+    keys = [storage_key(x) for x in inputs if isinstance(x, torch.Tensor) and x.layout == torch.strided]
+    return len(set(keys)) < len(keys)
+
+
 def tensors_users(tensors: Iterable[torch.Tensor]) -> Iterable[int]:
     """How many references there are to each tensor, all of Python's counting as one; autograd's are among them."""
     return map(torch.Tensor._use_count, tensors)  # type: ignore[attr-defined]

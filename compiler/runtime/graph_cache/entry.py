@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from ....rewrites import compat
-from ....rewrites.compat.autograd import count_writes
 from ....rewrites.compat.dynamo import held_while_needed
 from ....rewrites.record import GraphRecord
+from ...autograd.plain_calls import called_plainly
 from ...autograd.returned_inputs import WithInputs
 from ...codegen.wrapper.emit import WrapperSource
 from ...codegen.wrapper.wrapper import load
@@ -84,13 +84,7 @@ class CachedProgram:
         call = load(self.source, self.name)
         if graphs is not None and self.static is not None:
             call = graphs.inference(call, self.static)
-
-        def run(*inputs: Any) -> tuple[Any, ...]:
-            count_writes([inputs[place] for place in self.written])
-            with torch.no_grad(), compat.autocast_off():
-                return call(list(inputs))
-
-        return run
+        return called_plainly(call, self.written)
 
     def _training(self, step: TrainingStep, graphs: CudaGraphs | None) -> Callable[..., tuple[Any, ...]]:
         forward = load(step.forward, f"{self.name} forward")

@@ -217,12 +217,6 @@ def depends_on_values(inputs: Sequence[Any]) -> bool:
     return knows_values(getattr(compat.fake_mode_of(inputs), "shape_env", None))
 
 
-def share_memory(inputs: Iterable[Any]) -> bool:
-    """Whether two inputs lie in the same memory: writes to one of them may be seen in the other."""
-    keys = [memory.storage_key(x) for x in inputs if isinstance(x, torch.Tensor) and x.layout == torch.strided]
-    return len(set(keys)) < len(keys)
-
-
 def _sharing(values: Iterable[Any]) -> str:
     """The inputs that share memory: the positions of each storage's first tensor."""
     first: dict[int, int] = {}
