@@ -2,11 +2,17 @@
 
     python benchmarks/gpu_programs.py --tables blocks,nets --jobs 14 --budget 400 --json rows.jsonl
     python benchmarks/gpu_programs.py --tables blocks,nets --train --dtype float32 --names '.*U-Net.*'
+    python benchmarks/gpu_programs.py --host --tables blocks,nets --budget 400
 
 Many processes share the GPU, so that hundreds of programs take minutes. What each kernel took is the profiler's, least
 of two runs of a few calls: others that wait for the GPU hardly count in it. Programs that seem slow are measured again
-by few processes. The host's part is not measured. A program that takes too long, or breaks the GPU, is left out, and
-its process started anew. Tensors that programs make are on the GPU, too.
+by few processes. A program that takes too long, or breaks the GPU, is left out, and its process started anew. Tensors
+that programs make are on the GPU, too.
+
+The host's part is not measured, but with `--host`: then one process measures the host's time for a call, in which the
+GPU is not waited for. Both compilers have CUDA graphs (`reduce-overhead`), backends take turns, and the median counts.
+"dynamo" is the time of a call whose graph gives results that are there already: guards, and the frame. Without a GPU,
+calls on the CPU are measured.
 
 Printed: programs whose results are further from eager's than a rounding and than Inductor's, programs whose kernels
 take longer than Inductor's, and the median of all.
@@ -36,6 +42,8 @@ from rich.table import Table
 import regraft
 
 CALLS, RUNS, SECONDS = 6, 2, 120
+QUEUED, TURNS = 20, 40  # calls that the GPU is not waited for, and how often
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ("eager", "inductor", "regraft")
 Row = dict[str, Any]
 
@@ -99,13 +107,69 @@ def measured(module: str, kind: str, name: str, train: bool, dtype: str, dynamic
     return row
 
 
+def host_of(steps: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Microseconds of the host for a call of each, the GPU not waited for: medians of turns."""
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for name in [name for _ in range(TURNS) for name in steps]:
+        wait()
+        start = time.perf_counter()
+        for _ in range(QUEUED):
+            steps[name]()
+        found[name].append((time.perf_counter() - start) / QUEUED * 1e6)
+    wait()
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def wait() -> None:
+    """Until the GPU is done."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def with_known_results(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+    """A backend that computes results once, and gives them in each call."""
+    known: list[Any] = []
+
+    def run(*inputs: Any) -> Any:
+        if not known:
+            known.append(graph(*inputs))
+        return known[0]
+
+    return run
+
+
+def measured_on_host(module: str, kind: str, name: str, train: bool, dtype: str, dynamic: bool) -> Row | None:
+    """One program under all backends, and Dynamo alone in inference: the host's time for a call."""
+    function, inputs = importlib.import_module(module).PROGRAMS[kind][name]
+    if isinstance(function, torch.nn.Module):
+        function = function.to(DEVICE)
+    function, given, leaves = prepared(function, inputs, DEVICE, dtype, train, train or kind.startswith("gradients"))
+    if train and not leaves:
+        return None
+    torch._dynamo.reset()
+    mode = {"mode": "reduce-overhead"} if DEVICE == "cuda" else {}
+    steps = {"eager": stepping(function, given, leaves)}
+    expected, errors = steps["eager"](), {}
+    for backend in BACKENDS[1:]:
+        compiled = torch.compile(function, backend=backend, dynamic=dynamic or None, **mode)  # type: ignore[call-overload]
+        steps[backend] = stepping(compiled, given, leaves)
+        for _ in range(3):
+            errors[backend] = error_of(steps[backend](), expected)
+    if not leaves:
+        alone = torch.compile(function, backend=with_known_results, dynamic=dynamic or None)
+        steps["dynamo"] = stepping(alone, given, leaves)
+        steps["dynamo"]()
+    del expected
+    return {"kind": kind, "name": name, "us": host_of(steps), "launches": dict.fromkeys(BACKENDS, 0), "error": errors}
+
+
 def work(measure: Callable[..., Row | None], queue: Any, to: str, end: float, *how: Any) -> None:
     """A process: measures one program after the other, and writes a line for each."""
     folder = tempfile.mkdtemp()
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "REGRAFT_CACHE_DIR"):
         os.environ[variable] = f"{folder}/{variable}"
     torch.set_num_threads(1)
-    torch.set_default_device("cuda")
+    torch.set_default_device(DEVICE)
 
     def late(*_: Any) -> None:
         raise LateError
@@ -172,11 +236,12 @@ def shown(rows: list[Row], slow: float, tolerance: float) -> None:
         ours, theirs = row["error"]["regraft"], row["error"]["inductor"]
         if not ours <= max(tolerance, 2 * theirs):
             console.print(f"unlike eager: {row['kind']}, {row['name']}: {ours:.1e} (Inductor {theirs:.1e})")
-    table = Table("kind", "program", *[f"{b} us" for b in BACKENDS], "over inductor", "launches: inductor, regraft")
+    names = [*BACKENDS, *(["dynamo"] if any("dynamo" in row["us"] for row in done) else [])]
+    table = Table("kind", "program", *[f"{b} us" for b in names], "over inductor", "launches: inductor, regraft")
     speeds = [(speed_of(row), row) for row in done if row["us"]["regraft"]]
     for speed, row in sorted(speeds, key=lambda pair: pair[0]):
         if speed < slow:
-            times = [f"{row['us'][b]:.1f}" for b in BACKENDS]
+            times = [f"{row['us'][b]:.1f}" if b in row["us"] else "" for b in names]
             launches = f"{row['launches']['inductor']}, {row['launches']['regraft']}"
             table.add_row(row["kind"], row["name"], *times, f"{speed:.2f}x", launches)
     console.print(table)
@@ -196,9 +261,17 @@ def main(  # noqa: PLR0913
     again: Annotated[int, typer.Option(help="Processes that measure slow programs again; 0: they do not.")] = 3,
     slow: Annotated[float, typer.Option(help="What counts as slower, as a share of Inductor's speed.")] = 0.9,
     to: Json = "",
+    host: Annotated[
+        bool, typer.Option(help="The host's time for a call instead, by one process; all are shown.")
+    ] = False,
 ) -> None:
     """Run the tables and print what is wrong or slow."""
     chosen = shuffled(tables, names)
+    if host:
+        with rows_file(to) as path:
+            run_all(measured_on_host, chosen, path, 1, budget, train, dtype, dynamic)
+            shown(read(path), float("inf"), 2e-3 if dtype == "float32" else 3e-2)
+        return
     with rows_file(to) as path:
         end = time.time() + budget
         run_all(measured, chosen, path, jobs, budget, train, dtype, dynamic)
