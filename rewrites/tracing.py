@@ -31,6 +31,8 @@ from torch.fx.experimental.proxy_tensor import (
 )
 from torch.fx.node import map_aggregate
 
+from . import compat
+
 aten = torch.ops.aten
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -61,7 +63,7 @@ def record(function: Callable[..., Any], inputs: Sequence[Any], level: Level) ->
     tracer.create_node("output", "output", (tracer.create_arg(results),), {})
     read_sizes_early(tracer.graph)
     tracer.graph.eliminate_dead_code(_stays)
-    return fx.GraphModule(tracer.root, tracer.graph)
+    return compat.lazy_module(tracer.root, tracer.graph, "GraphModule")
 
 
 def read_sizes_early(graph: fx.Graph) -> None:
