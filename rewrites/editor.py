@@ -97,6 +97,10 @@ class Editor:
             return infer(node)
         return self._memo.get(node.target, (node.args, node.kwargs), lambda: infer(node))
 
+    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """`node` in a dtype: itself if that is its own."""
+        return node if val(node).dtype == dtype else self.call(torch.ops.aten._to_copy.default, node, dtype=dtype)
+
     def copy(self, node: fx.Node, rename: Callable[[fx.Node], Any]) -> fx.Node:
         """Insert a copy of `node` from another graph, its inputs mapped by `rename`, its metadata kept."""
         new = self.graph.node_copy(node, rename)

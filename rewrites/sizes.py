@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -53,10 +53,9 @@ class SizeTable:
 
     Args:
         graph: where sizes are needed.
-        unread: placeholders whose sizes must not be read.
     """
 
-    def __init__(self, graph: fx.Graph, unread: Collection[fx.Node] = ()) -> None:
+    def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         self._nodes: dict[sympy.Expr, fx.Node] = {}
         self._sizes: dict[sympy.Expr, tuple[Any, fx.Node, int, torch.SymInt]] = {}
@@ -65,7 +64,7 @@ class SizeTable:
             if node.op != "placeholder":
                 break
             self._last = node
-            if node not in unread and _UNREAD not in node.meta:
+            if _UNREAD not in node.meta:
                 self._note(node)
 
     def _note(self, node: fx.Node) -> None:

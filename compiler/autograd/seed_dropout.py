@@ -29,7 +29,6 @@ from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, op_name, val
 from ...rewrites.moves import ALIASES, VIEWS
-from ...rewrites.sizes import SizeTable
 from ..normal.analysis import is_literal, uniform
 from ..prims import is_hashed, ops
 from .joint_graph import backward_nodes, mark_recomputed
@@ -58,8 +57,7 @@ class _Seeding:
         self._graph, self._fast = graph, fast
         self._backward = backward_nodes(graph)
         self._made: list[fx.Node] = []
-        unread = {node for node in self._backward if node.op == "placeholder"}
-        self._editor = Editor(graph, SizeTable(graph, unread), self._made.append)
+        self._editor = Editor(graph, listener=self._made.append)
 
     def run(self) -> Counter[str]:
         calls = [node for node in self._graph.nodes if node not in self._backward and _can_seed(node)]
@@ -197,8 +195,7 @@ class _Draw:
         return self.edit.call(ops.integers.default, size, low, high, self.seed, self.value.dtype)
 
     def cast(self, node: fx.Node, dtype: torch.dtype | None = None) -> fx.Node:
-        dtype = self.value.dtype if dtype is None else dtype
-        return node if val(node).dtype == dtype else self.edit.call(aten._to_copy.default, node, dtype=dtype)
+        return self.edit.cast(node, self.value.dtype if dtype is None else dtype)
 
     def affine(self, node: fx.Node, scale: Any, shift: Any) -> fx.Node:
         """``node * scale + shift``, in the result's dtype."""

@@ -12,13 +12,14 @@ Rows may be sliced off in between. A value has the same rows as another only if 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
+from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, op_name, shape, val
 from ...rewrites.moves import ALIASES, COPIES, RESHAPES
 from .row_factors import followers, is_zero, linear_in, moved
@@ -223,12 +224,12 @@ class MapsOfBlock:
     """Writes maps again, for a block of rows [R, V].
 
     Args:
-        call: inserts a call.
+        editor: inserts calls.
         found: the maps.
     """
 
-    def __init__(self, call: Callable[..., fx.Node], found: LogitMaps, block: fx.Node) -> None:
-        self._call, self._found = call, found
+    def __init__(self, editor: Editor, found: LogitMaps, block: fx.Node) -> None:
+        self._editor, self._found = editor, found
         self._known = {found.product: block}
 
     def enter(self, node: fx.Node, block: fx.Node) -> None:
@@ -247,10 +248,9 @@ class MapsOfBlock:
             return self.of(node.args[0])  # type: ignore[arg-type]
         if name == "aten._to_copy":
             value = self.of(node.args[0])  # type: ignore[arg-type]
-            dtype = val(node).dtype
-            return value if val(value).dtype == dtype else self._call(aten._to_copy.default, value, dtype=dtype)
+            return self._editor.cast(value, val(node).dtype)
         args, kwargs = (fx.node.map_arg(given, self._operand) for given in (node.args, node.kwargs))
-        return self._call(node.target, *args, **kwargs)
+        return self._editor.call(node.target, *args, **kwargs)
 
     def _operand(self, node: fx.Node) -> fx.Node:
         if node in self._found.values:
@@ -258,8 +258,8 @@ class MapsOfBlock:
         sizes = shape(node)
         if not _is_column(node, shape(self._found.product)[-1]):  # zeros
             value = val(node)
-            return self._call(aten.full.default, [1], 0, dtype=value.dtype, device=value.device)
-        return node if len(sizes) < 2 else self._call(aten.view.default, node, [sizes[-1]])
+            return self._editor.call(aten.full.default, [1], 0, dtype=value.dtype, device=value.device)
+        return node if len(sizes) < 2 else self._editor.call(aten.view.default, node, [sizes[-1]])
 
 
 __all__ = ["LogitMaps", "MapsOfBlock", "UnmappedLogitsError", "mapped", "normalized", "returned"]

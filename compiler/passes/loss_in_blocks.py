@@ -118,7 +118,7 @@ class _Writing:
     """Writes one loss by blocks."""
 
     def __init__(self, editor: Editor, found: LinearCrossEntropy) -> None:
-        self.call, self.editor, self.found = editor.call, editor, found
+        self.call, self.cast, self.editor, self.found = editor.call, editor.cast, editor, found
         self.products: torch.dtype = val(found.product).dtype
         self.result: torch.dtype = val(found.log_softmax).dtype
         self.wide = torch.promote_types(torch.promote_types(val(found.logits).dtype, torch.float32), self.result)
@@ -141,7 +141,7 @@ class _Writing:
             loss = self._cut(self.call(aten.cat.default, self.losses)) if self._by_row else self._total(self.losses)
             weight = self._total(self.weights)
             mean = self.call(aten.div.Tensor, loss, weight) if self.reduction == MEAN else loss
-            results = [self._as(one, self.result) for one in (mean, weight)]
+            results = [self.cast(one, self.result) for one in (mean, weight)]
             rows = self.call(aten.cat.default, self.of_rows) if self.of_rows else None
             sums = [self._total(one) for one in self.sums]
         self._replace_loss(results)
@@ -173,7 +173,7 @@ class _Writing:
         device, kind = val(self.found.loss.args[1]).device, val(gradients.factors.root).dtype  # type: ignore[arg-type]
         sizes = list(shape(gradients.factors.root))
         whole = functools.partial(self.call, aten.full.default, sizes, 1, dtype=kind, device=device)
-        return self._of_rows(self._as(gradients.factors.write(self.editor, self.found.loss, whole), self.wide), 0)
+        return self._of_rows(self.cast(gradients.factors.write(self.editor, self.found.loss, whole), self.wide), 0)
 
     def _of_rows(self, value: Any, other: Any) -> fx.Node:
         """What each row of the loss has, for each row of the product: `other` for rows that were sliced off."""
@@ -203,9 +203,9 @@ class _Writing:
         rows = call(aten.slice.Tensor, found.rows, 0, start, end)
         target = call(aten.slice.Tensor, targets, 0, start, end)
         logits = call(found.product.target, *(() if found.bias is None else (found.bias,)), rows, found.weight)
-        replay = MapsOfBlock(call, found.maps, logits)
+        replay = MapsOfBlock(self.editor, found.maps, logits)
         last = replay.of(found.logits)
-        wide = self._as(last, self.wide)
+        wide = self.cast(last, self.wide)
         numbers = call(ROWS, last, 1, self.wide)
         peak, logs = (call(operator.getitem, numbers, k) for k in range(2))
         away = call(aten.sub.Tensor, call(aten.sub.Tensor, wide, peak), logs)
@@ -218,7 +218,7 @@ class _Writing:
             if factors is not None:
                 some = call(aten.unsqueeze.default, call(aten.slice.Tensor, factors, 0, start, end), 1)
                 slope = call(aten.mul.Tensor, slope, some)
-            replay.enter(found.gradients.logits, self._as(slope, val(found.gradients.logits).dtype))
+            replay.enter(found.gradients.logits, self.cast(slope, val(found.gradients.logits).dtype))
             self._multiply(found.gradients, replay, rows)
 
     def _slope(self, away: fx.Node, target: fx.Node) -> fx.Node:
@@ -227,12 +227,12 @@ class _Writing:
         column = call(aten.unsqueeze.default, target, 1)
         counts = call(aten.ne.Scalar, column, self.ignored)
         classes = call(aten.arange.default, shape(away)[1], device=device)
-        hit = self._as(call(aten.eq.Tensor, column, call(aten.unsqueeze.default, classes, 0)), self.wide)
+        hit = self.cast(call(aten.eq.Tensor, column, call(aten.unsqueeze.default, classes, 0)), self.wide)
         slope = call(aten.sub.Tensor, call(aten.exp.default, away), hit)
-        weight = self._as(counts, self.wide)
+        weight = self.cast(counts, self.wide)
         if self.class_weights is not None:
             chosen = call(aten.index.Tensor, self.class_weights, [call(aten.mul.Tensor, column, counts)])
-            weight = call(aten.mul.Tensor, weight, self._as(chosen, self.wide))
+            weight = call(aten.mul.Tensor, weight, self.cast(chosen, self.wide))
         return call(aten.mul.Tensor, slope, weight)
 
     def _multiply(self, asked: LossGradients, replay: MapsOfBlock, rows: fx.Node) -> None:
@@ -257,13 +257,10 @@ class _Writing:
             return call(_ADD, before, a, b)
         if val(a).device.type == "cuda":
             return call(aten.mm.dtype, a, b, self.wide)
-        return self._as(call(aten.mm.default, a, b), self.wide)
+        return self.cast(call(aten.mm.default, a, b), self.wide)
 
     def _total(self, numbers: list[fx.Node]) -> fx.Node:
         return functools.reduce(lambda a, b: self.call(aten.add.Tensor, a, b), numbers)
-
-    def _as(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-        return node if val(node).dtype == dtype else self.call(aten._to_copy.default, node, dtype=dtype)
 
     # -- in the backward ----------------------------------------------------------------------------------------------
 
@@ -271,11 +268,11 @@ class _Writing:
         """``unit * grad``, divided by the weight of all targets for mean losses, in place of `reader`."""
         with self.editor.at(reader):
             factors = self.found.gradients.factors if self.found.gradients is not None else None
-            factor = self._as(incoming if factors is None else factors.number(self.editor), self.wide)
+            factor = self.cast(incoming if factors is None else factors.number(self.editor), self.wide)
             if self.reduction == MEAN:  # if all targets are ignored, gradients are 0, not 0 / 0
                 share = self.call(aten.div.Tensor, factor, weight)
                 factor = self.call(aten.where.ScalarSelf, self.call(aten.eq.Scalar, weight, 0), 0.0, share)
-            scaled = self._as(self.call(aten.mul.Tensor, self._as(unit, self.wide), factor), val(reader).dtype)
+            scaled = self.cast(self.call(aten.mul.Tensor, self.cast(unit, self.wide), factor), val(reader).dtype)
             if shape(scaled) != shape(reader):
                 scaled = self.call(aten.view.default, scaled, list(shape(reader)))
         self.editor.replace(reader, scaled)

@@ -138,7 +138,7 @@ def _again(editor: Editor, node: fx.Node, dtype: torch.dtype) -> fx.Node:
     """The norm's result from its input and statistics, in the order in which kernels compute it."""
     call, (x, *_), parts = editor.call, node.args, _parts(node)
     wide = _wide(val(x).dtype)
-    made = _widened(editor, x, wide)
+    made = editor.cast(x, wide)
     if node.target is _RMS:
         made = call(aten.mul.Tensor, made, parts[1])
     else:
@@ -147,7 +147,7 @@ def _again(editor: Editor, node: fx.Node, dtype: torch.dtype) -> fx.Node:
     weight, bias = (None if value is None else _factor(editor, node, value) for value in _factors(node))
     made = made if weight is None else call(aten.mul.Tensor, made, weight)
     made = made if bias is None else call(aten.add.Tensor, made, bias)
-    return made if val(made).dtype == dtype else call(aten._to_copy.default, made, dtype=dtype)
+    return editor.cast(made, dtype)
 
 
 def _factors(node: fx.Node) -> tuple[Any, Any]:
@@ -159,7 +159,7 @@ def _factors(node: fx.Node) -> tuple[Any, Any]:
 
 def _factor(editor: Editor, node: fx.Node, value: Any) -> fx.Node:
     """A weight or bias, along the input's channels or its last dims."""
-    value = _widened(editor, value, _wide(val(node.args[0]).dtype))
+    value = editor.cast(value, _wide(val(node.args[0]).dtype))
     if node.target in (_LAYER, _RMS):
         return value
     _, channels, *rest = val(node.args[0]).shape
@@ -177,8 +177,3 @@ def _statistic(editor: Editor, node: fx.Node, value: fx.Node) -> fx.Node:
     each = call(aten.expand.default, call(aten.unsqueeze.default, value, 2), [batch, groups, channels // groups])
     flat = call(aten.clone.default, each, memory_format=torch.contiguous_format)
     return call(aten.view.default, flat, [batch, channels, *[1] * len(rest)])
-
-
-def _widened(editor: Editor, value: Any, wide: torch.dtype) -> Any:
-    """A tensor in a dtype, which may be its own."""
-    return value if val(value).dtype == wide else editor.call(aten._to_copy.default, value, dtype=wide)

@@ -162,11 +162,10 @@ def _split(editor: Editor, node: fx.Node) -> fx.Node:
     within = _COMPUTED[dtype]
     rows = editor.call(ROWS, x, dim, within)
     peak, logs = (editor.call(operator.getitem, rows, k) for k in range(2))
-    wide = x if val(x).dtype == within else editor.call(aten._to_copy.default, x, dtype=within)
-    made = editor.call(aten.sub.Tensor, editor.call(aten.sub.Tensor, wide, peak), logs)
+    made = editor.call(aten.sub.Tensor, editor.call(aten.sub.Tensor, editor.cast(x, within), peak), logs)
     if node.target is aten._softmax.default:
         made = editor.call(aten.exp.default, made)
-    made = made if dtype == within else editor.call(aten._to_copy.default, made, dtype=dtype)
+    made = editor.cast(made, dtype)
     if same_layout(val(made), val(node)):
         return made
     return editor.call(aten.clone.default, made, memory_format=torch.contiguous_format)  # of scores that are transposed

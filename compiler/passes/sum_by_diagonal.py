@@ -183,7 +183,7 @@ def _summed(editor: Editor, module: fx.GraphModule, node: fx.Node, diagonals: Di
         here = call(aten.eq.Scalar, count(places, places), place)
         total = call(aten.where.self, here, whole, zero if total is None else total)
     total = call(aten.expand.default, total, list(wanted.shape))
-    return call(aten._to_copy.default, total, dtype=wanted.dtype) if val(total).dtype != wanted.dtype else total
+    return editor.cast(total, wanted.dtype)
 
 
 def _bounds(

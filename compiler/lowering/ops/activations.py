@@ -10,6 +10,7 @@ import torch
 from ...ir.value import HALVES, Value
 from ..arithmetic import minus, negated, op, over, plus, square, times, where
 from ..core import Indices, Lowering, Tensor, Unlowered, const, lowers
+from ..positions import swapped
 from ..scalars import literal
 from .elementwise import at_least, at_most, elementwise
 from .views import narrowed, wrapped
@@ -360,14 +361,10 @@ def _glu_backward(low: Lowering, g: Tensor, x: Tensor, dim: int) -> Tensor:
     half = x.sizes[dim] // 2
 
     def value(i: Indices) -> Value:
-        first, second = _at(i, dim, i[dim] % half), _at(i, dim, i[dim] % half + half)
+        first, second = swapped(i, dim, i[dim] % half), swapped(i, dim, i[dim] % half + half)
         gate = _sigmoid(x.at(second))
         slope = times(g.at(first), gate)
         in_first = op("lt", literal(i[dim], torch.int64), literal(half, torch.int64))
         return where(in_first, slope, times(slope, minus(1, gate), x.at(first)))
 
     return low.pointwise(value, x.sizes, x.dtype)
-
-
-def _at(indices: Indices, dim: int, place: Any) -> Indices:
-    return (*indices[:dim], place, *indices[dim + 1 :])

@@ -19,6 +19,7 @@ from ...ir.index.bounds import known_lt, known_nonnegative
 from ...ir.index.index import Index, Loaded, add, least, most, mul, quotient, remainder
 from ...ir.value import Number, Op
 from ..core import Indices, Lowering, Tensor, Unlowered, contiguous, lowers, number
+from ..positions import numel
 from .copies import copied
 
 
@@ -100,11 +101,7 @@ def _group_end(old: Sequence[Any], new: Sequence[Any], i: int, j: int) -> tuple[
 
 
 def _as_many(old: Sequence[Any], new: Sequence[Any]) -> bool:
-    return _product(old) == _product(new)
-
-
-def _product(sizes: Sequence[Any]) -> Any:
-    return reduce(mul, sizes, 1)
+    return numel(old) == numel(new)
 
 
 def _flattened(indices: Sequence[Any], sizes: Sequence[Any]) -> Any:
@@ -311,15 +308,11 @@ def _unfold(low: Lowering, x: Tensor, dim: int, _: Any, step: int) -> Tensor:
 def _as_strided(_: Lowering, x: Tensor, sizes: Sequence[Any], strides: Sequence[Any], offset: Any = None) -> Tensor:
     """A view of a whole contiguous buffer: the element's place in memory, unflattened again."""
     buffer = x.buffer
-    if (
-        buffer.kind != "made"
-        or buffer.strides != contiguous(buffer.sizes)
-        or not isinstance(_product(buffer.sizes), int)
-    ):
+    if buffer.kind != "made" or buffer.strides != contiguous(buffer.sizes) or not isinstance(numel(buffer.sizes), int):
         raise Unlowered("view", "as_strided of memory whose layout is not known to be contiguous")
     start = 0 if offset is None else offset
     span = add(start, reduce(add, (mul(add(n, -1), s) for n, s in zip(sizes, strides, strict=True)), 1))
-    if (offset is None and not x.is_whole) or not isinstance(span, int) or span > _product(buffer.sizes):
+    if (offset is None and not x.is_whole) or not isinstance(span, int) or span > numel(buffer.sizes):
         raise Unlowered("view", "as_strided that may leave its buffer")
 
     def where(indices: Indices) -> Indices:

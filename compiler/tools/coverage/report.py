@@ -20,6 +20,7 @@ from ....rewrites.coverage import Coverage
 from ....rewrites.report.entry import Entry, Outcome
 from ....rewrites.report.timing import spread
 from ..errors import total_error, worst_error
+from ..profile.running import seconds_of
 from ..targets.target import ModelWithInputs, TargetError
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -204,24 +205,11 @@ def _timed(
     eager: Callable[[], Any], compiled: Callable[[], Any], progress: Progress
 ) -> tuple[list[float], list[float]]:
     """Seconds of each call of both, taking turns, so that a machine that slows down slows both alike."""
-    estimate = _seconds(eager) + _seconds(compiled)
+    estimate = seconds_of(eager) + seconds_of(compiled)
     rounds = int(min(MAX_ROUNDS, max(MIN_ROUNDS, SECONDS / estimate)))
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds):
         progress(f"timing, round {turn + 1} of {rounds}", 0.5 + 0.5 * turn / rounds)
-        times[0].append(_seconds(eager))
-        times[1].append(_seconds(compiled))
+        times[0].append(seconds_of(eager))
+        times[1].append(seconds_of(compiled))
     return times
-
-
-def _seconds(step: Callable[[], Any]) -> float:
-    _wait()
-    start = time.perf_counter()
-    step()
-    _wait()
-    return time.perf_counter() - start
-
-
-def _wait() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()

@@ -13,8 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 import regraft
 from regraft.compiler.autograd.differentiate import differentiate
+from regraft.compiler.autograd.joint_graph import incoming_gradients
 from regraft.compiler.autograd.seed_dropout import seed_calls
 from regraft.compiler.codegen.wrapper.wrapper import generate
+from regraft.rewrites.sizes import sizes_unread
 
 from ...support.dropouts import ALL, ALPHA, BROADCAST, ELEMENTS
 from ...support.lowering import trace
@@ -35,7 +37,8 @@ class Seeded:
         return differentiate(graph_module, inputs, self._compile, prepare=self._seed, recompute=True)
 
     def _seed(self, graph_module, kind):
-        self.counts += seed_calls(graph_module, fast=self._fast)
+        with sizes_unread(incoming_gradients(graph_module.graph)):  # as `Stages.prepare` does
+            self.counts += seed_calls(graph_module, fast=self._fast)
 
     def _compile(self, graph_module, inputs, kind):
         self.graphs[kind] = graph_module
