@@ -1,19 +1,26 @@
-"""Folds of short rows: lanes run across rows, since lanes along a row would mostly be joined.
+"""Short rows that are folded, or whose neighbours are computed with: lanes run across rows.
 
 for i < 4096: fold (for j < 18: ...)   ->   16 rows at a time, read as transposed blocks, without joins
 
 With lanes along `j`, a fold of 18 numbers takes two vectors, one of which has two lanes, and four dependent steps that
 join lanes; computations with the result run row by row. With lanes along `i`, all of this has full lanes, at the cost
 of a few shuffles for each element.
+
+for i < 4096: { for j < 11: t[j] = ...;  for j < 10: y[10*i + j] = f(t[j], t[j + 1]) }
+
+With lanes along `j`, a vector of `t[j + 1]` lies across two vectors that have just been stored. Processors hand on
+what one store wrote, but wait for the cache where it was two. With lanes along `i`, `t` has a vector for each `j`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from ...ir.accesses import accesses, loop_variables, roots, updated, values
 from ...ir.dependence import Dependence
 from ...ir.index.bounds import bounds
+from ...ir.index.index import Var, mul, sub
 from ...ir.kernel import Fold, Loop, Statement
 from ...ir.lanes import Turned
 from ...ir.ops import OPS
@@ -25,6 +32,9 @@ from .turned import ANYWHERE, APART
 _JOINS = 16  # cost of joining the lanes of a fold, in cheap operations
 _ALONE = 10  # the same for the only fold of a row, of one component: joins of several rows overlap
 _WAITS = 52  # the same for a fold of functions, which depend on the previous row
+_STORED = 16  # cost of waiting until what was stored can be read across vectors, in cheap operations
+_AHEAD = 2  # operations of a row that run in the time of one of such waiting, where functions are in flight
+_HELD = 1 << 15  # bytes of such rows that the first cache holds
 _TURN = 3  # cost of transposing a row for each of its vectors, in cheap operations
 _CALLED = 9  # the same by functions
 _FAR = 10  # the same for vectors of 64 bytes from or to memory that no second cache holds
@@ -44,7 +54,7 @@ def rows_pay(
     """Whether lanes along `loop` save more than the transposition of the rows of its inner loops costs.
 
     Args:
-        loop: a loop of independent iterations that contain folds.
+        loop: a loop of independent iterations that contain folds, or read what they stored across vectors.
         lanes: the lanes of a vector.
         rows: the accesses that inner loops make row by row, by the identity of the loop.
         dependence: the variables that each value of the kernel depends on.
@@ -52,7 +62,10 @@ def rows_pay(
         sizes: the bytes of an element of each buffer.
     """
     extent = loop.var.extent
-    if not loop.parallel or not isinstance(extent, int) or extent < _BLOCKS * lanes or not updated(loop.body):
+    if not loop.parallel or not isinstance(extent, int) or extent < _BLOCKS * lanes:
+        return False
+    stored = _stored(loop, expanded, dependence)
+    if not updated(loop.body) and not _are_near(loop, lanes, stored, dependence, sizes):
         return False
     joins, turn = _joins(loop), _turning(loop, lanes, rows, sizes)
     gain = float(_COSTLY * sum(map(_is_costly, set(_outside(loop.body)))))
@@ -67,7 +80,49 @@ def rows_pay(
         work = len(found) + (_COSTLY - 1) * costly
         gain += (-(-inner.var.extent // lanes) - whole) * work - whole * sum(turn[v.buffer] for v in _moved(turned))
         gain += (_WAITS if costly else joins) * len(updated(inner.body))
+        if _is_shifted(inner, stored, dependence):
+            gain += max(0, _WAITS - -(-inner.var.extent // lanes) * work / _AHEAD) if costly else _STORED
     return gain > 0
+
+
+def _stored(loop: Loop, expanded: frozenset[str], dependence: Dependence) -> dict[str, set[tuple[Any, Any]]]:
+    """How each scratch buffer is stored: the step from one iteration of an inner loop to the next, and the start."""
+    found: dict[str, set[tuple[Any, Any]]] = {}
+    for access in accesses(loop.body, loop.var):
+        if access.stored and access.buffer in expanded:
+            found.setdefault(access.buffer, set()).add(_places(access.offset, access.inner, dependence))
+    return found
+
+
+def _places(offset: Any, var: Var | None, dependence: Dependence) -> tuple[Any, Any]:
+    """The step of an offset along a loop, and where it starts; no step where there is none."""
+    step = 0 if var is None else dependence.stride(offset, var, ANYWHERE)
+    return step, sub(offset, mul(step, var.index())) if var is not None and step is not None else offset
+
+
+def _is_shifted(inner: Loop, stored: Mapping[str, set[tuple[Any, Any]]], dependence: Dependence) -> bool:
+    """Whether a loop reads scratch in other vectors than it was stored in: shifted, reversed, or in strides."""
+    for access in accesses(inner.body, inner.var):
+        if not access.stored and access.buffer in stored:
+            places = _places(access.offset, access.inner, dependence)
+            if places[0] != 0 and stored[access.buffer] != {places}:
+                return True
+    return False
+
+
+def _are_near(
+    loop: Loop,
+    lanes: int,
+    stored: Mapping[str, set[tuple[Any, Any]]],
+    dependence: Dependence,
+    sizes: Mapping[str, int],
+) -> bool:
+    """Whether what iterations store in scratch is soon read across vectors, and the first cache holds it for lanes."""
+    inner = outermost_loops(loop.body)
+    if not any(_is_shifted(one, stored, dependence) for one in inner):
+        return False
+    rows = [(one.var.extent, a.buffer) for one in inner for a in accesses(one.body) if a.stored and a.buffer in stored]
+    return all(isinstance(n, int) for n, _ in rows) and lanes * sum(n * sizes[name] for n, name in rows) <= _HELD
 
 
 def _moved(turned: Turned | None) -> tuple[Load | Store, ...]:

@@ -1,4 +1,4 @@
-"""Folds of short rows run with lanes along the rows' neighbours: any length, also of part of a block, and any dtype."""
+"""Short rows run with lanes along their neighbours: any length, also of part of a block, and any dtype."""
 
 import pytest
 import torch
@@ -130,3 +130,80 @@ def test_many_blocks_of_rows_pay_for_functions_alone():
     x = torch.empty(2000, 27)
     assert "load_rows" not in written(lambda x: (x.relu(), F.layer_norm(x, x.shape[-1:])), x)
     assert "load_rows" in written(lambda x: F.layer_norm(x, x.shape[-1:]), x)
+
+
+def differences(x):
+    for _ in range(3):
+        x = (x[:, 1:] - 0.5 * x[:, :-1]) / (1 + x[:, 1:].abs())
+    return x
+
+
+def splines(x, knots):
+    x = x[..., None]
+    basis = ((x >= knots[:-1]) & (x < knots[1:])).float()
+    for k in range(1, 4):
+        left, right = knots[: -k - 1], knots[k + 1 :]
+        basis = (x - left) / (knots[k:-1] - left) * basis[..., :-1] + (right - x) / (right - knots[1:-k]) * basis[
+            ..., 1:
+        ]
+    return basis
+
+
+def bezier(x):
+    t = x[:, :1]
+    while x.shape[1] > 1:
+        x = (1 - t) * x[:, :-1] + t * x[:, 1:]
+    return x[:, 0]
+
+
+def flips(x):
+    y = torch.tanh(x[:, 1:] * x[:, :-1])
+    z = y - y.flip(-1) * 0.5
+    return z * torch.sigmoid(z.flip(-1) + z)
+
+
+def sums(x):
+    for step in (1, 2, 4, 8):
+        x = torch.cat([x[:, :step], x[:, step:] + 0.9 * x[:, :-step]], 1)
+    return x
+
+
+def moving(x):
+    for _ in range(2):
+        x = torch.sigmoid(sum(weight * x[:, k : x.shape[1] - 4 + k] for k, weight in enumerate((-3, 12, 17, 12, -3))))
+    return x
+
+
+@one_row_in(2)
+@pytest.mark.parametrize("length", [9, 12, 17, 24, 40])
+@one_unit()
+def test_rows_that_are_read_beside_what_was_stored(length):
+    x = torch.randn(133, length, generator=torch.Generator().manual_seed(length)) / 2
+    for function in (differences, bezier, flips, sums, moving):
+        compiled_agrees(function, x, rtol=1e-4, atol=1e-5)
+    compiled_agrees(splines, x[:, 3].contiguous(), torch.linspace(-2, 2, length), rtol=1e-4, atol=1e-5)
+    compiled_agrees(lambda x: (differences(x), differences(x).amax(-1)), x.double())
+
+
+@pytest.mark.parametrize(
+    ("function", "lengths"),
+    [
+        (differences, {11: True, 24: True, 66: True, 260: False}),
+        (splines, {9: True, 12: True, 20: True}),
+        (moving, {17: True, 260: False}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_how_long_rows_may_be_that_are_read_beside_what_was_stored(function, lengths):
+    """Where vectors lie across two that were just stored, lanes go across rows: for longer rows that costs more."""
+
+    def across(length):
+        inputs = [torch.empty(4096), torch.empty(length)] if function is splines else [torch.empty(4096, length)]
+        return "_rows" in written(function, *inputs)
+
+    assert {n: across(n) for n in lengths} == lengths
+
+
+def test_rows_that_are_read_as_they_were_stored_have_lanes_along_them():
+    x, y = torch.empty(4096, 48), torch.empty(4096, 1)
+    assert "_rows" not in written(lambda x, y: (x + y) * torch.arange(48.0), x, y)
