@@ -144,6 +144,15 @@ class Editor:
         return erase_dead(self.graph, [start], lambda node: is_pure(node) or "moved" in node.meta)
 
 
+def hold_constant(graph_module: fx.GraphModule, name: str, value: torch.Tensor, like: fx.Node) -> fx.Node:
+    """Let a module hold a tensor, and insert a read of it before `like`, with the metadata of `like`."""
+    setattr(graph_module, name, value)
+    with graph_module.graph.inserting_before(like):
+        constant = graph_module.graph.create_node("get_attr", name)
+    constant.meta = dict(like.meta)
+    return constant
+
+
 def infer(node: fx.Node) -> Any:
     """The metadata of a call, by running it on the fake tensors of its inputs."""
     args, kwargs = fx.node.map_arg(node.args, _operand), fx.node.map_arg(node.kwargs, _operand)

@@ -211,6 +211,11 @@ def storages(node: Any) -> set[int]:
     return found
 
 
+def returned_storages(graph: fx.Graph) -> set[int]:
+    """Identities of the storages behind what a graph returns."""
+    return {storage for node in graph.output_node().all_input_nodes for storage in storages(node)}
+
+
 def tensors_of(node: Any) -> list[torch.Tensor]:
     """The tensors among a call's results."""
     return _tensors(val(node))

@@ -29,20 +29,13 @@ def is_operand(value: Any) -> bool:
 def trace(function: Callable[..., Any], operands: Sequence[Any], level: Level = "above autograd") -> fx.GraphModule:
     """The ATen graph of `function` on operands: metadata for nodes, values for constants."""
     places = [i for i, o in enumerate(operands) if is_operand(o)]
-
-    def run(*values: Any) -> Any:
-        given = list(operands)
-        for i, value in zip(places, values, strict=True):
-            given[i] = value
-        return function(*given)
-
     inputs = [val(operands[i]) for i in places]
     modes = [v.fake_mode for v in inputs if hasattr(v, "fake_mode")]
     if not modes:
         raise RewriteError("a replacement needs at least one tensor operand with metadata")
     try:
         with modes[0], compat.quiet_fakes():
-            return record(run, _told_apart(inputs), level)
+            return record(compat.of_places(function, operands, places), _told_apart(inputs), level)
     except AssertionError as error:
         if "convert all Tensors to FakeTensors" not in str(error):
             raise

@@ -22,9 +22,10 @@ from torch import fx
 
 from ...patterns.packing import enlarges, is_little
 from ...rewrites import compat
+from ...rewrites.editor import hold_constant
 from ...rewrites.graph import is_tensor, op_name
 from ...rewrites.moves import REORDERS, RESIZES
-from ...rewrites.purity import is_foldable, storages, tensors_of
+from ...rewrites.purity import is_foldable, returned_storages, storages, tensors_of
 from ...rewrites.walk import recompiles
 from ..codegen.kernel_call import TemplateCall
 
@@ -86,11 +87,7 @@ def fold(graph_module: fx.GraphModule, weights: Mapping[fx.Node, torch.Tensor]) 
     if not nodes:
         return None
     for node, (name, value) in zip(nodes, folded.constants.items(), strict=True):
-        setattr(graph_module, name, value)
-        with graph.inserting_before(node):
-            constant = graph.create_node("get_attr", name)
-        constant.meta = dict(node.meta)
-        node.replace_all_uses_with(constant)
+        node.replace_all_uses_with(hold_constant(graph_module, name, value, node))
     for node in reversed([n for n in known if n.op != "placeholder"]):
         if not node.users:
             graph.erase_node(node)
@@ -153,7 +150,7 @@ def _merge_equal(known: dict[fx.Node, int]) -> None:
 
 def _frontier(graph: fx.Graph, known: dict[fx.Node, int], weights: set[fx.Node]) -> list[fx.Node]:
     """The known values that calls on other values read, follow from a weight, and are nobody's but the program's."""
-    returned = {s for node in graph.output_node().all_input_nodes for s in storages(node)}
+    returned = returned_storages(graph)
     weighty = set(weights)
     found = []
     for node in known:

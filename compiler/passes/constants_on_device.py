@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
-from ...rewrites.editor import Editor
+from ...rewrites.editor import Editor, hold_constant
 from ...rewrites.graph import val
-from ...rewrites.purity import mutable, storages
+from ...rewrites.purity import mutable, returned_storages, storages
 from ...rewrites.walk import recompiles
 from .fold_constant_tables import compute, describe, free_name, memory_like
 from .tables_to_device import brings
@@ -39,7 +39,7 @@ def keep_constants_on_device(graph_module: fx.GraphModule) -> int:
     if not copies:
         return 0
     changed = mutable(graph)
-    returned = {s for node in graph.output_node().all_input_nodes for s in storages(node)}
+    returned = returned_storages(graph)
     editor, made = Editor(graph), 0
     kept: dict[tuple[Any, ...], fx.Node] = {}  # layers often move the same table
     for node in copies:
@@ -50,7 +50,7 @@ def keep_constants_on_device(graph_module: fx.GraphModule) -> int:
             value = None if source in changed or node in changed else compute(source, limit=_MAX_BYTES)
             if value is None:
                 continue
-            kept[key] = _constant(graph_module, node, _moved(value, node))
+            kept[key] = hold_constant(graph_module, free_name(graph_module), _moved(value, node), node)
         with editor.at(node):  # a result is the program's own memory
             own = editor.call(aten.clone.default, kept[key]) if storages(node) & returned else kept[key]
         editor.replace(node, own)
@@ -61,15 +61,6 @@ def keep_constants_on_device(graph_module: fx.GraphModule) -> int:
     for constant in kept.values():
         describe(graph_module, constant, getattr(graph_module, str(constant.target)))
     return made
-
-
-def _constant(graph_module: fx.GraphModule, node: fx.Node, value: torch.Tensor) -> fx.Node:
-    name = free_name(graph_module)
-    setattr(graph_module, name, value)
-    with graph_module.graph.inserting_before(node):
-        constant = graph_module.graph.create_node("get_attr", name)
-    constant.meta = dict(node.meta)
-    return constant
 
 
 def _moved(value: torch.Tensor, node: fx.Node) -> torch.Tensor:

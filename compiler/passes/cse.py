@@ -16,7 +16,7 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.compat import autograd
 from ...rewrites.graph import is_tensor, val
-from ...rewrites.purity import is_pure, is_random, mutable, storages
+from ...rewrites.purity import is_pure, is_random, mutable, returned_storages, storages
 from ...rewrites.walk import recompiles
 
 
@@ -28,7 +28,7 @@ def eliminate_common_subexpressions(graph_module: fx.GraphModule) -> int:
         graph_module: after autograd; writes to inputs may stand at its end.
     """
     graph = graph_module.graph
-    returned = {s for node in graph.output_node().all_input_nodes for s in storages(node)}
+    returned = returned_storages(graph)
     written = mutable(graph)
     first: dict[Any, fx.Node] = {}
     gone = 0

@@ -15,9 +15,10 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
+from ...rewrites.editor import hold_constant
 from ...rewrites.facts import MAX_BYTES, Fact, Table, facts_of_graph, is_cheap, is_same_on_cpu, literal, on_cpu
 from ...rewrites.graph import is_tensor, nodes_in, val
-from ...rewrites.purity import is_foldable, mutable, storages, tensors_of
+from ...rewrites.purity import is_foldable, mutable, returned_storages, storages, tensors_of
 from ...rewrites.walk import recompiles
 from ..lowering.core import TABLE_SPAN
 
@@ -38,11 +39,7 @@ def fold_constant_tables(graph_module: fx.GraphModule) -> int:
     wanted = [(node, value) for node in _frontier(graph, facts) if (value := _laid_out(node)) is not None]
     constants = []
     for node, value in wanted:
-        name = free_name(graph_module)
-        setattr(graph_module, name, value)
-        with graph.inserting_before(node):
-            constant = graph.create_node("get_attr", name)
-        constant.meta = dict(node.meta)
+        constant = hold_constant(graph_module, free_name(graph_module), value, node)
         node.replace_all_uses_with(constant)
         constants.append((constant, value))
     for node in reversed(facts):
@@ -96,7 +93,7 @@ def memory_like(promised: torch.Tensor, sizes: list[int]) -> torch.Tensor:
 
 def _frontier(graph: fx.Graph, facts: dict[fx.Node, Fact]) -> list[fx.Node]:
     """The tables that calls outside of the folded part read, and that are worth storing."""
-    returned = {s for node in graph.output_node().all_input_nodes for s in storages(node)}
+    returned = returned_storages(graph)
     costly: set[fx.Node] = set()
     found = []
     for node, fact in facts.items():

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Set
 import torch
 from torch import fx
 
-from ...rewrites.purity import storages
+from ...rewrites.purity import returned_storages, storages
 from ...rewrites.walk import recompiles
 from .cse import frozen
 
@@ -26,7 +26,7 @@ def keep_results_apart(graph_module: fx.GraphModule) -> int:
         graph_module: the joint graph, changed in place.
     """
     graph = graph_module.graph
-    returned = {s for node in graph.output_node().all_input_nodes for s in storages(node)}
+    returned = returned_storages(graph)
     values: dict[fx.Node, Hashable] = {}
     first: dict[Hashable, Hashable] = {}
     copies = 0

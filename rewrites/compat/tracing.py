@@ -315,14 +315,20 @@ def capture_function(
     places = [i for i, o in enumerate(operands) if isinstance(o, torch.Tensor)]
     fakes = [_fake_of(mode, operands[i], dynamic, fixed.get(i, ())) for i in places]
 
+    with mode:
+        return trace_before_dispatch(of_places(function, operands, places), fakes), places
+
+
+def of_places(function: Callable[..., Any], operands: Sequence[Any], places: Sequence[int]) -> Callable[..., Any]:
+    """A function as one of the operands in some places; the others are constants."""
+
     def run(*values: Any) -> Any:
         given = list(operands)
         for i, value in zip(places, values, strict=True):
             given[i] = value
         return function(*given)
 
-    with mode:
-        return trace_before_dispatch(run, fakes), places
+    return run
 
 
 def _fake_of(mode: Any, operand: torch.Tensor, dynamic: bool, fixed: Sequence[int]) -> torch.Tensor:
