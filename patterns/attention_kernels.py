@@ -25,6 +25,7 @@ from ..rewrites.graph import is_tensor, shape, val
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate
 from ..rewrites.symbolic import known, known_equal
+from .attention_guards import BY_SUMS
 from .hidden_rows import opened, rows_lose_gradients, with_dead_rows
 
 aten = torch.ops.aten
@@ -393,6 +394,13 @@ def flash_cpu_applies(match: Binding, policy: Mapping[str, str]) -> Reason | Non
     return None
 
 
+def weights_are_whole(match: Binding, policy: Mapping[str, str]) -> Reason | None:
+    """Weights by sums of exponents are NaN only where a score is infinite, those of a softmax in the whole row."""
+    if policy.get("nan", "eager") == "safe" or not any(node.meta.get(BY_SUMS) for node in match.matched):
+        return None
+    return refused("math", "weights by sums of exponents are not NaN beside an infinite score", match)
+
+
 CPU_KERNELS = (Candidate("flash", flash_cpu, flash_cpu_applies),)
 MATH_KERNEL = Candidate("math", math_kernel)
-WEIGHTS_KERNEL = Candidate("math", weights_kernel)
+WEIGHTS_KERNEL = Candidate("math", weights_kernel, weights_are_whole)

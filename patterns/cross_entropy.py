@@ -1,20 +1,26 @@
 """Logarithms of the probabilities of given classes, in which cross entropies are written by hand.
 
-    gather(log_softmax(z, -1), -1, index)   ->   -nll_loss(log_softmax(z, -1), index), one for each row
+    gather(log_softmax(z, -1), -1, index)           ->   -nll_loss(log_softmax(z, -1), index), one for each row
+    gather(z, -1, index) - logsumexp(z, -1, True)   ->   -nll_loss(z, index) - logsumexp(z, -1, True)
 
 The gradient of a gather is a tensor of zeros for all rows and classes, to which one number a row is added. That of
 `nll_loss` compares each place with the class, as part of what computes the gradient of the logits; and large losses of
 linear layers are computed by blocks of rows, without all logits in memory.
+The second is -inf where another class of the row is infinite, and a log_softmax is NaN there. With ``nan="safe"`` it
+becomes the first, which blocks need.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from ..rewrites.binding import Binding
 from ..rewrites.graph import describe, dtype, rank, shape
+from ..rewrites.pattern import choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Numerics, register_pattern
 from ..rewrites.sample import Sample, T
@@ -36,10 +42,16 @@ def of_each_row(z: Any, index: Any) -> Reason | None:
     return None
 
 
-def _picked(z: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    rows = F.log_softmax(z.reshape(-1, z.shape[-1]), -1)
-    picked = F.nll_loss(rows, index.reshape(-1), reduction="none", ignore_index=_NO_CLASS)
-    return -picked.reshape(index.shape)
+def _keeps_infinities(match: Binding, policy: Mapping[str, str]) -> bool:
+    """Whether a row that holds infinity must have -inf for its other classes."""
+    return dict(match.tags)["spelling"] == "total" and policy.get("nan", "eager") != "safe"
+
+
+def _picked(z: torch.Tensor, index: torch.Tensor, keeps_infinities: bool) -> torch.Tensor:
+    rows = z.reshape(-1, z.shape[-1])
+    logs = rows if keeps_infinities else F.log_softmax(rows, -1)
+    picked = -F.nll_loss(logs, index.reshape(-1), reduction="none", ignore_index=_NO_CLASS).reshape(index.shape)
+    return picked - z.logsumexp(-1, keepdim=True) if keeps_infinities else picked
 
 
 def _sample(**given: Any) -> Sample:
@@ -55,14 +67,20 @@ def _sample(**given: Any) -> Sample:
     samples=[
         _sample(),
         _sample(z=T("B S 6"), index=T("B S 1", dtype=torch.int64, below="6")),
+        _sample(tags={"spelling": "total"}),
         _sample(index=T("N 2", dtype=torch.int64, below="6"), refused="not-one-a-row"),
         _sample(z=T("N 6", dtype=torch.complex64), refused="dtype-not-floating"),
     ],
     guards=(of_each_row,),
+    derived={"keeps_infinities": _keeps_infinities},
     numerics=Numerics(slack=4.0),
     escapes="keep",  # of what is left, equal calls are computed once
     profitable=True,  # the same forward, and a backward without a scatter
 )
 def picked_log_softmax(z: Any, index: Any) -> Any:
     """gather(log_softmax(z, -1), -1, index)  ->  -nll_loss(log_softmax(z, -1), index), for one class a row."""
-    return torch.gather(torch.log_softmax(z, -1), -1, index)
+    return choose(
+        "spelling",
+        logs=lambda: torch.gather(torch.log_softmax(z, -1), -1, index),
+        total=lambda: torch.gather(z, -1, index) - torch.logsumexp(z, [-1], True),
+    )

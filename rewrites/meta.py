@@ -66,6 +66,8 @@ KEYS = {
     "memo": MetaKey(
         "dict: what respellings remember of it; lost when its operands change", "compiler/normal/analysis.py"
     ),
+    "shifted": MetaKey("True: NaN of rows that hold infinity", "compiler/normal/exponent_sums.py", "logsumexp"),
+    "by_sums": MetaKey("True: not NaN beside an infinite score", "compiler/normal/softmax.py", "softmax"),
     "fact": MetaKey("Fact: what is known of its elements", "rewrites/facts/__init__.py"),
     "application": MetaKey("the match whose replacement it belongs to", "rewrites/splice.py", "the mirror"),
     "traced_inputs": MetaKey(

@@ -19,6 +19,9 @@ from .split_attention import columns_of
 
 aten = torch.ops.aten
 
+SHIFTED = "shifted"
+"""In the metadata of a `logsumexp` that was written less a maximum: that of rows that hold infinity is NaN."""
+
 
 # -- numbers too small to count
 
@@ -128,7 +131,9 @@ def logarithm_and_shift(node: fx.Node, edit: Editor) -> fx.Node | None:
         if over is None or over[0] is not x or [d % rank(x) for d in dims] != [over[1]]:
             continue
         if _bare(_attached(node, shift)) is _bare(_attached(node, largest)):
-            return edit.call(aten.logsumexp.default, x, *total.args[1:])
+            whole = edit.call(aten.logsumexp.default, x, *total.args[1:])
+            whole.meta[SHIFTED] = True
+            return whole
     return None
 
 

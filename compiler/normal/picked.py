@@ -1,7 +1,10 @@
 """One number of each row, picked by a class, and its logarithm among all of the row.
 
 x[arange(n), t]                              ->   reshape(gather(x, -1, t[:, None]), [n])
-gather(z, -1, t) - logsumexp(z, [-1])        ->   gather(log_softmax(z, -1), -1, t)
+logsumexp(z, [-1]) - gather(z, -1, t)        ->   neg(gather(z, -1, t) - logsumexp(z, [-1], True))
+
+The last one is not ``gather(log_softmax(z, -1), -1, t)``: of a row that holds infinity, it is -inf for other classes,
+and `log_softmax` is NaN. A logarithm of a sum by hand, less a maximum, is NaN there, and does become `log_softmax`.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from ...rewrites.respell import Respelling, respelling
 from ...rewrites.symbolic import known_equal, same_shape
 from . import builders
 from .analysis import is_float, last
+from .exponent_sums import SHIFTED
 
 aten = torch.ops.aten
 
@@ -52,14 +56,11 @@ def _counts(node: fx.Node, rows: Any, size: Any) -> bool:
 
 @respelling("aten.sub")
 def logarithm_of_choice(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """gather(z, -1, t) - logsumexp(z, [-1])  ->  gather(log_softmax(z, -1), -1, t), for one class a row."""
+    """gather(z, -1, t) - logsumexp(z, [-1])  ->  gather(z, -1, t) - logsumexp(z, [-1], True), for one class a row."""
     a, b = node.args[:2]
-    if (
-        arguments(node).get("alpha", 1) != 1
-        or not is_tensor(a)
-        or not is_tensor(b)
-        or not same_shape(shape(a), shape(b))
-    ):
+    if arguments(node).get("alpha", 1) != 1 or not is_tensor(a) or not is_tensor(b):
+        return None
+    if not same_shape(shape(a), shape(b)):
         return None
     for picked, total, turned in ((a, b, False), (b, a, True)):
         choice, log = _unshaped(node, picked), _unshaped(node, total)
@@ -69,10 +70,23 @@ def logarithm_of_choice(node: fx.Node, edit: Editor) -> fx.Node | None:
         dims = log.args[1] if isinstance(log.args[1], (list, tuple)) else [log.args[1]]
         one = is_float(z) and rank(z) == rank(index) and same_shape(shape(index), (*shape(z)[:-1], 1))
         if log.args[0] is z and one and len(dims) == 1 and last(z, dims[0]) and last(z, choice.args[1]):
-            made = edit.call(aten.gather.default, edit.call(aten.log_softmax.int, z, -1), -1, index)
+            made = _logarithm(edit, node, z, index, log)
+            if made is node:
+                return None
             made = builders.reshape(edit, node, made, shape(node))
             return edit.call(aten.neg.default, made) if turned else made
     return None
+
+
+def _logarithm(edit: Editor, node: fx.Node, z: fx.Node, index: fx.Node, log: fx.Node) -> fx.Node:
+    """The logarithm of the probability of one class of each row; `node` if it is spelled so already."""
+    if log.meta.get(SHIFTED):
+        return edit.call(aten.gather.default, edit.call(aten.log_softmax.int, z, -1), -1, index)
+    choice, kept = node.args[:2]
+    if sees(node, choice, "aten.gather") and kept is log and log.args[1:] == ([-1], True):
+        return node
+    choice = edit.call(aten.gather.default, z, -1, index)
+    return edit.call(aten.sub.Tensor, choice, edit.call(aten.logsumexp.default, z, [-1], True))
 
 
 def _unshaped(node: fx.Node, value: Any) -> Any:

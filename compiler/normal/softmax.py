@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...patterns.attention_guards import BY_SUMS
 from ...patterns.masks import keeps_diagonal
 from ...rewrites import compat
 from ...rewrites.editor import Editor
@@ -61,7 +62,15 @@ def exponent_over_logsumexp(node: fx.Node, edit: Editor) -> fx.Node | None:
     over = None if total is None else reduction(node, total, "aten.logsumexp")
     if over is None or not same_value(over[0], x) or not is_float(x) or _may_absorb_logarithm(node, x):
         return None
-    return _over(node, edit, x, over[1], aten.softmax.int)
+    return _by_sums(node, edit, x, over[1])
+
+
+def _by_sums(node: fx.Node, edit: Editor, x: fx.Node, dim: int) -> fx.Node:
+    """softmax(x, d), of which eager's weights by sums of exponents are known to differ in rows that hold infinity."""
+    made = _over(node, edit, x, dim, aten.softmax.int)
+    weights = made if op_name(made) == "aten.softmax" else made.args[0]
+    weights.meta[BY_SUMS] = True  # type: ignore[union-attr]
+    return made
 
 
 def _may_absorb_logarithm(user: fx.Node, x: fx.Node) -> bool:
@@ -111,7 +120,10 @@ def exponents_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
     exponents, over = _quotient_by_sum(node)
     if over is None or not same_value(over[0], exponents) or not _is_exponent(node, exponents):
         return None
-    return _over(node, edit, _unshifted(node, edit, exponents.args[0], over[1]), over[1], aten.softmax.int)
+    x = _unshifted(node, edit, exponents.args[0], over[1])
+    if x is exponents.args[0]:
+        return _by_sums(node, edit, x, over[1])
+    return _over(node, edit, x, over[1], aten.softmax.int)
 
 
 def _is_exponent(user: fx.Node, node: Any) -> bool:

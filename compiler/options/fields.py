@@ -96,7 +96,8 @@ class Options:
         verify: ``"structure"`` checks the graph after every rewrite; ``"live"`` also runs both sides of each rewrite
             on the user's inputs and reports the difference. True means ``"structure"``, False ``"off"``.
         rules: names, rules or rule sets to use, in order, as given; None means the default rules.
-        nan: ``"eager"`` keeps eager's result for fully masked rows (NaN stays NaN); ``"safe"`` allows finite ones.
+        nan: ``"eager"`` keeps eager's result for rows that are fully masked or hold infinities (NaN stays NaN);
+            ``"safe"`` allows finite ones.
         rng: what random numbers (dropout, rand, randn, ...) a graph draws. All are deterministic under
             `torch.manual_seed`, and each run draws anew.
             ``"statistical"``: kernels compute them from a seed for each call, numbers by Philox 4x32-10, masks of

@@ -240,3 +240,30 @@ def test_another_softmax_is_explained(dim: int) -> None:
     found = rewritten(over(dim), SQUARE, near_miss_depth=0)
     misses = [m for m in found.record.near_misses if m.rule == "sdpa"]
     assert any(m.code == "pattern-differs" and m.depth == 1 and m.found for m in misses), misses
+
+
+WEIGHTS_BY_HAND = {
+    "softmax": lambda s: s.softmax(-1),
+    "logarithm of a sum": lambda s: (s - s.logsumexp(-1, keepdim=True)).exp(),
+    "sum": lambda s: (e := s.exp()) / e.sum(-1, keepdim=True),
+    "sum less a maximum": lambda s: (e := (s - s.amax(-1, keepdim=True)).exp()) / e.sum(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("nan", ["eager", "safe"])
+@pytest.mark.parametrize("name", WEIGHTS_BY_HAND)
+def test_kept_weights_of_infinite_scores(name: str, nan: str) -> None:
+    """Beside an infinite score, exponents divided by their sum are 0, where those of a softmax are NaN."""
+
+    def program(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        weights = WEIGHTS_BY_HAND[name](q @ k.mT + bias)
+        return weights @ v, weights
+
+    bias = torch.zeros(S, T)
+    bias[0, 1], bias[1, :2], bias[2] = math.inf, -math.inf, -math.inf
+    inputs = (*qkv(), bias)
+    found = rewritten(program, inputs, nan=nan)
+    assert found.count() == (nan == "safe" or name in ("softmax", "sum less a maximum"))
+    if nan == "eager":
+        for ours, eager in zip(found.run(*inputs), program(*inputs), strict=True):
+            torch.testing.assert_close(ours, eager, equal_nan=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from support.rewriting import assert_agrees, compiled, rewritten, trained
 from regraft.compiler.passes import loss_in_blocks
 
 ROWS, CLASSES = 12, 7
+INFINITY = math.inf
 
 
 def shifted(z, t):
@@ -78,6 +81,22 @@ def test_half_precision():
         made = rewritten(FOUND[name], given)
         assert made.count("loss") == 1
         assert_agrees(FOUND[name], made.run, given)
+
+
+@pytest.mark.parametrize("nan", ["eager", "safe"])
+@pytest.mark.parametrize("name", ["gathered", "at places", "minus all", "all minus one", "by hand", "masked"])
+def test_infinite_rows(name, nan):
+    """NaN, infinities and gradients of each class are eager's: logsumexp and log_softmax differ in such rows."""
+    rows = [[0, 1, INFINITY, 2], [INFINITY, -INFINITY, 0, 1], [-INFINITY] * 4, [INFINITY] * 4, [0, -INFINITY, 1, 2]]
+    rows += [[math.nan, 0, 1, 2]]
+    z = torch.tensor(rows).repeat_interleave(4, 0).requires_grad_()
+    t = torch.arange(4).repeat(len(rows))
+    made = rewritten(FOUND[name], [z, t], nan=nan)
+    assert made.count("loss") == 1
+    ours, eager = (f(z, t) for f in (made.run, FOUND[name]))
+    pairs = [(ours, eager), *zip(*(torch.autograd.grad(x.sum(), z) for x in (ours, eager)), strict=True)]
+    for a, b in pairs if nan == "eager" else ():
+        torch.testing.assert_close(a, b, equal_nan=True)
 
 
 @pytest.mark.parametrize("wrong", [-100, -1, CLASSES])
