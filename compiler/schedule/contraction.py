@@ -129,9 +129,10 @@ def _parted(offset: Any, fixed: frozenset[Any]) -> tuple[Any, Any, Any] | None:
     for digit in seen.digits:
         if digit.variables and digit.variables <= fixed:
             base = add(base, mul(digit.stride, Index(((digit.monomial, 1),))))
-        elif digit.variables & fixed or digit.reach is None or isinstance(digit.stride, Index) or digit.stride < 0:
+        elif digit.variables & fixed or digit.reach is None or isinstance(digit.stride, Index):
             return None
         else:
-            low = add(low, digit.stride * digit.low)
-            high = add(high, digit.stride * (digit.low + digit.reach))
+            first, last = digit.stride * digit.low, digit.stride * (digit.low + digit.reach)
+            first, last = (last, first) if digit.stride < 0 else (first, last)
+            low, high = add(low, first), add(high, last)
     return base, low, high

@@ -59,6 +59,17 @@ def test_scratch_of_padded_rows():
     assert [s.sizes for s in kernel.scratch] == [(6,)]
 
 
+@pytest.mark.parametrize("at", [lambda j: j * -1 + 31, lambda j: (j + 30) % 32, lambda j: 5 * j % 32])
+def test_scratch_is_read_in_any_order(at):
+    b = Builder()
+    x = b.given("x", (70, 32))
+    t = b.map("t", (70, 32), lambda i: op("exp", x.at(i)))
+    u = b.map("u", (70, 32), lambda i: op("sub", t.at(i), t.at((i[0], at(i[1])))))
+    found = assert_same(b.program(b.map("out", (70, 32), lambda i: op("mul", u.at(i), u.at((i[0], i[1] * -1 + 31))))))
+    (kernel,) = found.kernels
+    assert {s.name for s in kernel.scratch} == {"t", "u"} and not {"t", "u"} & found.buffers.keys()
+
+
 def test_outputs_are_stored_and_their_values_used_on():
     b = Builder()
     x = b.given("x", (32,))

@@ -190,6 +190,7 @@ def test_rows_that_are_read_beside_what_was_stored(length):
     [
         (differences, {11: True, 24: True, 66: True, 260: False}),
         (splines, {9: True, 12: True, 20: True}),
+        (flips, {12: True, 200: False}),
         (moving, {17: True, 260: False}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
