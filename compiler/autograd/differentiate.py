@@ -75,10 +75,9 @@ def differentiate(  # noqa: PLR0913 - what compiles, and what the program wants
 
     def compile_kind(kind: GraphKind, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
         _unpack_rules(graph)
-        if kind != "inference":
-            return compile_graph(graph, inputs, kind)
-        prepare(graph, "inference")
-        return plain.noted(compile_graph(graph, inputs, kind), graph.graph)
+        if kind == "inference":
+            prepare(graph, "inference")
+        return plain.noted(compile_graph(graph, inputs, kind), graph.graph, kind)
 
     def joint(graph: fx.GraphModule) -> None:
         _unpack_rules(graph)

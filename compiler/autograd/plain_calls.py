@@ -1,4 +1,4 @@
-"""Inference graphs that AOTAutograd only calls: the program calls them itself.
+"""Graphs that AOTAutograd only calls: the program calls them itself, those of training by `plain_steps`.
 
 Around a graph it counts writes, switches gradients off, and gives inputs that are results. Its general way to do so,
 for views, subclasses and what else a program may have, takes 5 us of the host in each call.
@@ -14,21 +14,24 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat.autograd import (
+    StepFacts,
     calls_plainly,
     count_writes,
     returned_inputs,
+    step_facts,
     switch_gradients,
     versions_written,
     writes_inputs,
 )
 from ...rewrites.compat.memory import share_memory
+from .plain_steps import form_of, runner
 from .returned_inputs import WithInputs
 
 _Boxed = Callable[[list[Any]], Any]
 
 
 class PlainCall:
-    """The last graph that AOTAutograd has had compiled, if the program may call it itself.
+    """The last graphs that AOTAutograd has had compiled, if the program may call them itself.
 
     Args:
         program: what AOTAutograd differentiates.
@@ -37,33 +40,66 @@ class PlainCall:
 
     def __init__(self, program: fx.GraphModule, inputs: Sequence[Any]) -> None:
         self._inputs: Sequence[Any] = inputs
+        self._count = len(inputs)
         self._held = any(True for kind in (program.parameters(), program.buffers()) for _ in kind)
         self._call: Callable[..., Any] | None = None
+        self._forward: tuple[_Boxed, StepFacts] | None = None
 
-    def noted(self, call: _Boxed, graph: fx.Graph) -> _Boxed:
-        """A compiled inference graph, remembered while AOTAutograd compiles it."""
-        self._call = self._plainly(call) if self._may_call(graph) else None
+    def noted(self, call: _Boxed, graph: fx.Graph, kind: str) -> _Boxed:
+        """A compiled graph, remembered while AOTAutograd compiles it; perhaps later, a backward."""
+        if kind == "backward":
+            self._call = self._as_step(call, graph)
+            return call
+        self._call = self._forward = None
+        if kind == "inference" and self._may_call(graph, calls_plainly()):
+            self._call = self._plainly(call)
+        elif kind == "forward":
+            results = graph.output_node().args[0]
+            facts = step_facts(len(results)) if isinstance(results, (tuple, list)) else None
+            self._forward = (call, facts) if facts is not None and self._may_call(graph, True) else None
         return call
 
     def instead_of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """The graph, if there is one to be called, in place of AOTAutograd's function that calls it."""
-        self._inputs = ()  # a backward that is compiled later keeps this object, and must not keep parameters
-        return compiled if self._call is None else self._call
+        """The graphs, if there are any to be called, in place of AOTAutograd's function that calls them.
 
-    def _may_call(self, graph: fx.Graph) -> bool:
+        That of training calls AOTAutograd's until the first backward, which compiles the graph of all.
+        """
+        self._inputs = ()  # a backward that is compiled later keeps this object, and must not keep parameters
+        if self._forward is None:
+            return compiled if self._call is None else self._call
+
+        def run(*inputs: Any) -> Any:
+            step = self._call
+            return compiled(*inputs) if step is None else step(*inputs)
+
+        return run
+
+    def _as_step(self, backward: _Boxed, graph: fx.Graph) -> Callable[..., Any] | None:
+        """A forward with its backward; None if AOTAutograd does more than call them."""
+        if self._forward is None or not _ships_with_torch(graph):
+            return None
+        forward, facts = self._forward
+        form = form_of(facts, graph, self._count)
+        return None if form is None else runner(form, forward, backward)
+
+    def _may_call(self, graph: fx.Graph, plainly: bool) -> bool:
         """Whether AOTAutograd does no more than call a graph.
 
         What operators of users give it looks at when they run first: programs with any are its own.
         """
-        if self._held or not calls_plainly() or len(graph.find_nodes(op="placeholder")) != len(self._inputs):
+        if self._held or not plainly or len(graph.find_nodes(op="placeholder")) != self._count:
             return False
-        if not all(compat.ships_with_torch(node.target) for node in graph.nodes):
+        if not _ships_with_torch(graph):
             return False
         return not (writes_inputs() and share_memory(self._inputs))  # it makes one tensor of these
 
     def _plainly(self, call: _Boxed) -> Callable[..., Any]:
         plain, places = called_plainly(call, versions_written()), returned_inputs()
         return WithInputs(plain, places) if places else plain
+
+
+def _ships_with_torch(graph: fx.Graph) -> bool:
+    return all(compat.ships_with_torch(node.target) for node in graph.nodes)
 
 
 def called_plainly(call: _Boxed, written: Sequence[int] = ()) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from ...rewrites.compat.autograd import has_saved_tensor_hooks
 from ...rewrites.compat.maps import by_rows, maps_over_gradients
 from ...rewrites.graph import apart, gives_view, op_name
 from ...rewrites.moves import VIEWS
+from ..autograd.plain_steps import laid_as_saved
 from ..codegen.wrapper.stride_checks import is_doubtful, laid_out, order_of, wants_contiguous
 
 Boxed = Callable[[list[Any]], Any]
@@ -158,20 +159,6 @@ def _laid_as(given: Any, known: Any) -> Any:
         order = order_of(known) if given.dim() == known.dim() else None
         return given if order is None else laid_out(given, order)
     return laid_as_saved(given, known.shape, known.stride(), known.dtype)
-
-
-def laid_as_saved(x: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor as a backward reads it: with these strides.
-
-    Raises:
-        RuntimeError: a hook has given a tensor of another size or dtype.
-    """
-    if x.dtype != dtype or tuple(x.shape) != tuple(sizes):
-        wrong, right = (f"{kind} {list(shape)}" for kind, shape in ((x.dtype, x.shape), (dtype, sizes)))
-        raise RuntimeError(f"a hook of saved tensors gives a tensor of {wrong} where {right} was saved")
-    if x.stride() == tuple(strides):
-        return x
-    return x.new_empty_strided(sizes, strides).copy_(x)
 
 
 def as_backward(call: Boxed) -> Boxed:

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
-from ...rewrites.compat.steps import compiled_step, replace_backward, versions
+from ...rewrites.compat.steps import compiled_step, function_of, replace_backward, versions
 from ...rewrites.record import Fallback, GraphRecord
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -107,10 +107,15 @@ class _Again:
             (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)) for device in _devices()
         ]
         self._results: dict[int, int] = {}  # by the place among the results of autograd's node: ours
+        self._function: Any = None  # whose nodes are known
 
     def know(self, node: Any, results: Sequence[Any]) -> None:
-        """Have the backward of a node ask here first; which results are the node's is the same in each call."""
-        if not self._results:
+        """Have the backward of a node ask here first; which results are the node's is the same in each call.
+
+        Calls after the first backward may have nodes of another function: see `autograd.plain_calls`.
+        """
+        if function_of(node) is not self._function:
+            self._function = function_of(node)
             replace_backward(node, _backward)
             self._results = {
                 x.output_nr: k for k, x in enumerate(results) if isinstance(x, torch.Tensor) and x.grad_fn is node

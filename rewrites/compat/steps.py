@@ -38,6 +38,11 @@ def compiled_step(results: Sequence[Any]) -> Any:
     return None
 
 
+def function_of(node: Any) -> Any:
+    """The `torch.autograd.Function` that has made a node."""
+    return node._forward_cls
+
+
 def replace_backward(node: Any, backward: Callable[..., Any]) -> None:
     """Have `backward` run the backwards of a compiled program, and give it what ran them before."""
     function = node._forward_cls

@@ -22,13 +22,14 @@ from ....rewrites import compat
 from ....rewrites.compat.dynamo import held_while_needed
 from ....rewrites.record import GraphRecord
 from ...autograd.plain_calls import called_plainly
+from ...autograd.plain_steps import runner
 from ...autograd.returned_inputs import WithInputs
 from ...codegen.wrapper.emit import WrapperSource
 from ...codegen.wrapper.wrapper import load
 from ..calls import as_backward
 from ..cudagraphs.graphs import CudaGraphs
 from . import store
-from .training import TrainingStep, runner
+from .training import TrainingStep
 
 logger = logging.getLogger("regraft")
 
@@ -90,9 +91,9 @@ class CachedProgram:
         forward = load(step.forward, f"{self.name} forward")
         backward = load(step.backward, f"{self.name} backward")
         if graphs is not None and self.static is not None:
-            forward = graphs.forward(forward, self.static, step.facts.outputs)
+            forward = graphs.forward(forward, self.static, step.form.facts.outputs)
             backward = graphs.backward(backward) if step.captured else backward
-        return runner(step, forward, as_backward(backward))
+        return runner(step.form, forward, as_backward(backward))
 
 
 def save(key: str, entry: CachedProgram) -> bool:

@@ -6,7 +6,6 @@ In training that is when the backward is compiled, perhaps at its first run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import fx
@@ -20,9 +19,10 @@ from ....rewrites.compat.autograd import (
     writes_inputs,
 )
 from ....rewrites.record import GraphRecord
+from ...autograd.plain_steps import form_of
 from ...codegen.wrapper.wrapper import Wrapper
 from .entry import CachedProgram, save
-from .training import TrainingStep, step_of
+from .training import TrainingStep
 
 Places = tuple[tuple[int, int], ...]
 """Of results, and of the inputs that they are."""
@@ -70,8 +70,9 @@ class Unsaved:
             self._forward = None if facts is None or not self._takes_inputs(graph_module) else (wrapper, facts)
         elif kind == "backward" and self._forward is not None:
             forward, facts = self._forward
-            step = step_of(forward.parts, wrapper.parts, facts, graph_module.graph, len(self.held) + self._inputs)
-            self._step = step and replace(step, captured=kind in self._static)
+            form = form_of(facts, graph_module.graph, len(self.held) + self._inputs)
+            captured = kind in self._static
+            self._step = None if form is None else TrainingStep(forward.parts, wrapper.parts, form, captured)
             self.save(record)
 
     def forget_step(self) -> None:

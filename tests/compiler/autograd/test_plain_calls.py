@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -142,3 +144,80 @@ def test_a_graph_runs_outside_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert seen(torch.ones(2, 2))[0].dtype == torch.float32
         assert torch.is_autocast_enabled("cpu")
+
+
+def normalized(x, w, state):
+    state.mul_(0.9).add_(x.detach().mean() * 0.1)
+    return x @ w, (x > 0).sum(), w.sum() + state
+
+
+def views(x, w, state):
+    y = x @ w
+    return y, y[1:], state * 2
+
+
+def of_users_in_training(x, w, state):
+    return torch.ops.regraft_plain_calls.twice(x.detach()) @ w, state
+
+
+STEPS = {normalized: True, views: False, of_users_in_training: False}
+
+
+@pytest.mark.parametrize("function", STEPS)
+def test_a_training_step_does_what_eager_does(plainly, function):
+    """Outputs, gradients, writes and their count, and what may be differentiated."""
+    compiled = torch.compile(function, backend="regraft", options={"strict": True}, dynamic=False)
+    for turn in range(4):  # with all gradients, without that of one result, twice, and within autocast
+        found = []
+        for run in (function, compiled):
+            torch.manual_seed(turn)
+            x, w, state = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True), torch.zeros(3)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=turn == 3):
+                results = run(x, w, state)
+            wanted = [r for r in results if r.requires_grad]
+            wanted = wanted[turn == 1 :] or wanted
+            total = sum(r.float().sin().sum() for r in wanted)
+            total.backward(retain_graph=turn == 2)
+            if turn == 2:
+                total.backward()
+            found.append(
+                (
+                    [r.detach() for r in results],
+                    [r.requires_grad for r in results],
+                    state._version > 0,
+                    *(0 * p.detach() if p.grad is None else p.grad for p in (x, w)),
+                )
+            )
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    assert plainly[:1] == [STEPS[function]]
+
+
+def test_the_memory_of_a_step_is_let_go(plainly):
+    """What a forward keeps lives until its backward has run, and no longer."""
+    compiled = torch.compile(lambda x, w: (x @ w).tanh(), backend="regraft", dynamic=False)
+    for _ in range(2):
+        x, w = torch.randn(3, 3), torch.randn(3, 3, requires_grad=True)
+        gone = weakref.ref(x)
+        y = compiled(x, w).sum()
+        del x
+        assert gone() is None or y.grad_fn is not None
+        y.backward()
+        assert gone() is None
+    assert plainly == [True]
+
+
+def test_calls_after_the_first_backward_have_derivatives_of_gradients(plainly):
+    def function(x, w):
+        return (x @ w).tanh()
+
+    compiled = torch.compile(function, backend="regraft", dynamic=False)
+    for turn in range(4):
+        found = []
+        for run in (function, compiled):
+            torch.manual_seed(turn)
+            x, w = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+            (dx,) = torch.autograd.grad(run(x, w).sum(), x, create_graph=turn % 2 == 1)
+            found.append([dx.detach()])
+            found[-1] += torch.autograd.grad(dx.square().sum(), (x, w)) if turn % 2 else []
+        torch.testing.assert_close(*found)
+    assert plainly == [True]
