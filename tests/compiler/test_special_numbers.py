@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,3 +212,51 @@ def test_bit_by_bit(dtype: torch.dtype, dynamic: bool) -> None:
     for name, a, b in zip([*KEPT_AS_EAGER, "fmax", "fmin", "most"], ours, f(x, y, signalling), strict=True):
         same = a.dtype == b.dtype and all(torch.equal(*pair) for pair in zip(classes(a), classes(b), strict=True))
         assert same and torch.equal(a.nan_to_num(), b.nan_to_num()), name
+
+
+LARGEST = 3.4e38
+MEANS = {
+    "mse": F.mse_loss, "smooth_l1": F.smooth_l1_loss, "huber": lambda x, y: F.huber_loss(x, y, delta=1e38),
+    "soft_margin": F.soft_margin_loss,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_means_near_the_largest_number(dynamic: bool) -> None:
+    """Eager divides by the number of elements first: twice a difference may be none of float32's."""
+    x = torch.tensor([LARGEST, -LARGEST, LARGEST / 2, 1.0, -0.0, INFINITY, 1e-38, NAN]).repeat(5)
+    y = torch.tensor([1.0, 0.0, -LARGEST / 3, 1.0, 0.0, 1.0, 0.0, 1.0]).repeat(5)
+
+    def f(*given: torch.Tensor) -> list[torch.Tensor]:
+        return [one(a, y) for one, a in zip(MEANS.values(), given, strict=True)]
+
+    torch.compiler.reset()
+    results = []
+    for run in (torch.compile(f, backend="regraft", dynamic=dynamic), f):
+        given = [x.clone().requires_grad_() for _ in MEANS]
+        results.append(torch.autograd.grad(sum(run(*given)) * 1, given))
+    for name, ours, eager in zip(MEANS, *results, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(classes(ours), classes(eager), strict=True)), name
+        torch.testing.assert_close(ours, eager, equal_nan=True, rtol=1e-6, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_sixths_of_float64(device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eager has a sixth in float32: in gradients of `hardsigmoid`, and on GPUs in results too."""
+    if device == "cuda":
+        pytest.importorskip("triton")
+        from support.simulated_gpu import SimulatedGpu
+
+    x, sixth = torch.linspace(-4, 4, 33, dtype=torch.float64), float(torch.tensor(1 / 6))
+    gate = (x + 3).clamp(0, 6)
+
+    def f(x: torch.Tensor) -> list[torch.Tensor]:
+        return [F.hardsigmoid(x), F.hardswish(x)]
+
+    torch.compiler.reset()
+    given = x.clone().requires_grad_()
+    ours = torch.compile(f, backend=SimulatedGpu(monkeypatch, tmp_path) if device == "cuda" else "regraft")(given)
+    slope = torch.autograd.grad(ours[0].sum(), given)[0]
+    for result, eager in zip(ours, [gate * sixth, x * gate * sixth] if device == "cuda" else f(x), strict=True):
+        assert torch.equal(result, eager)
+    assert torch.equal(slope, torch.where(x.abs() < 3, sixth, 0.0))

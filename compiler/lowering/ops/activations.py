@@ -16,6 +16,7 @@ from .elementwise import at_least, at_most, elementwise
 from .views import narrowed, wrapped
 
 BETA, KAPPA = math.sqrt(2 / math.pi), 0.044715
+_SIXTH = 0.1666666716337204  # in float32, in which eager rounds it, also for float64
 
 
 def _sigmoid(a: Value) -> Value:
@@ -279,21 +280,26 @@ def _gate(a: Value) -> Value:
 
 @lowers("aten.hardsigmoid")
 def _hardsigmoid(low: Lowering, x: Tensor) -> Tensor:
-    return elementwise(low, [x], lambda a: over(_gate(a), 6))
+    return elementwise(low, [x], lambda a: _sixth(low, _gate(a)))
+
+
+def _sixth(low: Lowering, a: Value) -> Value:
+    """A sixth, as eager takes it: on GPUs by a product."""
+    return over(a, 6) if low.device.type == "cpu" else times(a, _SIXTH)
 
 
 @lowers("aten.hardsigmoid_backward")
 def _hardsigmoid_backward(low: Lowering, g: Tensor, x: Tensor) -> Tensor:
     def compute(g: Value, a: Value) -> Value:
         inside = op("logical_and", op("gt", a, -3), op("lt", a, 3))
-        return where(inside, times(g, 1 / 6), 0)
+        return where(inside, times(g, _SIXTH), 0)
 
     return elementwise(low, [g, x], compute)
 
 
 @lowers("aten.hardswish")
 def _hardswish(low: Lowering, x: Tensor) -> Tensor:
-    return elementwise(low, [x], lambda a: over(times(a, _gate(a)), 6))
+    return elementwise(low, [x], lambda a: _sixth(low, times(a, _gate(a))))
 
 
 @lowers("aten.hardswish_backward")

@@ -8,6 +8,7 @@ outside of [0, 1].
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -53,14 +54,30 @@ def _loss(low: Lowering, x: Tensor, y: Tensor, formula: Formula, reduction: int)
     return _reduced(low, _space(x, y), lambda i: formula(_read(x, i, made), _read(y, i, made)), reduction)
 
 
-def _gradient(low: Lowering, grad: Tensor, x: Tensor, y: Tensor, slope: Formula, reduction: int) -> Tensor:
-    """``grad * slope(x, y)``, over the count of elements where the loss was their mean."""
+def _gradient(
+    low: Lowering, grad: Tensor, x: Tensor, y: Tensor, slope: Formula, reduction: int, factor: float = 1.0
+) -> Tensor:
+    """``factor * slope(x, y) * grad``; the factor is over the count of elements where the loss was their mean.
+
+    The factor comes first, as in eager: slopes near the largest number do not overflow before they are divided.
+    """
     of, made = _space(x, y), promised(low)
 
     def compute(i: Indices) -> Value:
-        return _shared(times(_read(grad, i, made), slope(_read(x, i, made), _read(y, i, made))), of, reduction)
+        value = slope(_read(x, i, made), _read(y, i, made))
+        if reduction == MEAN:
+            value = times(value, _share(factor, of.count, value.dtype))
+        elif factor != 1.0:
+            value = times(value, factor)
+        return times(value, _read(grad, i, made))
 
     return low.pointwise(compute, of.sizes, made)
+
+
+def _share(factor: float, count: Any, dtype: torch.dtype) -> Any:
+    if isinstance(count, int):
+        return factor / count if count else math.nan  # there is no element to multiply by it
+    return over(factor, size_value(count, dtype))
 
 
 def _shared(value: Value, of: Space, reduction: int) -> Value:
@@ -76,7 +93,7 @@ def mse_loss(low: Lowering, x: Tensor, y: Tensor, reduction: int = MEAN) -> Tens
 @lowers("aten.mse_loss_backward")
 def mse_loss_backward(low: Lowering, grad: Tensor, x: Tensor, y: Tensor, reduction: int) -> Tensor:
     """2 (x - y) grad."""
-    return _gradient(low, grad, x, y, lambda a, b: times(2.0, minus(a, b)), reduction)
+    return _gradient(low, grad, x, y, minus, reduction, 2.0)
 
 
 def _of_half(low: Lowering, x: Tensor, number: Any) -> Any:
