@@ -47,7 +47,13 @@ from .outputs import flat_outputs
 from .questions import without_questions
 from .retrace import LossyTraceError, retrace
 from .screen import opaque_memory, screen, sets_state
-from .shared_inputs import inputs_of_other_dtypes, overlapping_targets, view_by_place, view_of_shared_input
+from .shared_inputs import (
+    inputs_of_other_dtypes,
+    overlapping_targets,
+    view_by_place,
+    view_of_shared_input,
+    written_overlapping_itself,
+)
 from .transforms import without_transforms
 
 __all__ = ["Captured", "capture"]
@@ -101,7 +107,7 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
         captured = retrace(plain, example_inputs, kept)
         refused = eager_may_refuse(captured.graph) or view_of_shared_input(captured.graph)
         refused = refused or overlapping_targets(captured.graph) or view_by_place(captured.graph)
-        refused = refused or inputs_of_other_dtypes(captured.graph)
+        refused = refused or inputs_of_other_dtypes(captured.graph) or written_overlapping_itself(captured.graph)
         refused = refused or written_of_inference(captured.graph, example_inputs)
         if refused is None and _trains(example_inputs):
             refused = moved_after_use(captured.graph)

@@ -4,6 +4,7 @@
     x, y = t[0:4], t[2:6]      y.add_(1); return x.t()      AOTAutograd makes one tensor of such inputs, and then
                                                             applies the views of `x` to it in place of `x`
     x = t[2:6]            x.as_strided([2], [1], 0).add_(1) AOTAutograd takes `x` for all of its memory
+    u = x.as_strided([5, 3], [2, 1])      u[0].mul_(2)      the last element of a row is the first of the next one
     x, y = t[4:8], t.view(float64)[2:4]                     AOTAutograd counts elements, of which one begins at 4, the
                                                             other at 2, and does not see that they overlap
 
@@ -12,7 +13,7 @@ Such programs run as they were written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
@@ -22,6 +23,7 @@ from ...rewrites.graph import arguments, val
 from ...rewrites.purity import written
 from ...rewrites.reach import meet, reach, reach_in_elements
 from ...rewrites.reason import Reason
+from ...rewrites.symbolic import hint
 
 
 def view_of_shared_input(graph: fx.Graph) -> Reason | None:
@@ -64,6 +66,46 @@ def view_by_place(graph: fx.Graph) -> Reason | None:
         return None
     message = f"{view.name} views memory of an input which is written to; the program runs as it was written"
     return Reason("view-by-place", message, (view,))
+
+
+def written_overlapping_itself(graph: fx.Graph) -> Reason | None:
+    """The reason for the first write to an input, or to a view by places, in which an element has several indices.
+
+    Written through one of them, it is to be seen through the others. Expanded tensors are what AOTAutograd sees so.
+    """
+    for node in graph.nodes:
+        for target in written(node):
+            overlapping = next(filter(_overlaps_itself, _views_up_from(target)), None)
+            if overlapping is not None:
+                message = f"{node.name} writes to {overlapping.name}, in which elements share memory"
+                return Reason("overlaps-itself", f"{message}; the program runs as it was written", (node, overlapping))
+    return None
+
+
+def _views_up_from(node: fx.Node) -> Iterator[fx.Node]:
+    """A tensor, what it is a view of, and so on."""
+    memory = _memory(node)
+    while isinstance(node, fx.Node) and memory is not None and _memory(node) == memory:
+        yield node
+        if node.op != "call_function" or not node.args:
+            return
+        node = node.args[0]  # type: ignore[assignment]
+
+
+def _overlaps_itself(node: fx.Node) -> bool:
+    """Whether an input, or a view by places, has an element more than once; of symbolic sizes, as in the example."""
+    if node.op != "placeholder" and node.target is not torch.ops.aten.as_strided.default:
+        return False
+    x = val(node)
+    dims = [(hint(stride), hint(size)) for size, stride in zip(x.shape, x.stride(), strict=True)]
+    if any(None in dim for dim in dims) or any(size == 0 for _, size in dims):
+        return False
+    reached = 0
+    for stride, size in sorted(dim for dim in dims if dim[1] > 1):  # type: ignore[operator]
+        if stride <= reached:  # type: ignore[operator]
+            return True
+        reached += stride * (size - 1)  # type: ignore[operator]
+    return False
 
 
 def inputs_of_other_dtypes(graph: fx.Graph) -> Reason | None:

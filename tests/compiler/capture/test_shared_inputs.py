@@ -130,6 +130,44 @@ def test_views_by_place(name, dynamic):
     )
 
 
+OVERLAPPING = {
+    "rows that meet": lambda m: m.as_strided((5, 3), (2, 1)),
+    "windows": lambda m: m.unfold(0, 4, 2),
+    "diagonals": lambda m: m.as_strided((3, 4), (1, 1)),
+    "expanded": lambda m: m[:4].expand(3, 4),
+    "apart": lambda m: m.view(3, 4).t(),
+    "interleaved": lambda m: m.as_strided((3, 2), (2, 5)),
+}
+WRITES = {
+    "a row": lambda u: (u[0].mul_(2), u + 0)[1],
+    "an element": lambda u: (u[1, 0].fill_(9), u * 2)[1],
+    "through another view": lambda u: (u.as_strided((2,), (1,)).add_(5), u * 2)[1],
+    "none": lambda u: u * 2,
+}
+
+
+@one_row_in(4)
+@takes_turns("dynamic")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("layout", OVERLAPPING)
+def test_elements_that_share_memory(layout, write, inside, dynamic):
+    """Inputs, and views by places of what the program makes, in which an element has several indices."""
+    made, wrote = OVERLAPPING[layout], WRITES[write]
+
+    def program(given):
+        return (wrote(made(x := given + 1)), x) if inside else wrote(given)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="regraft", dynamic=dynamic, options={"strict": True})
+    mine, theirs = torch.arange(12.0), torch.arange(12.0)
+    for _ in range(2):
+        ours = compiled(mine if inside else made(mine))
+        torch.testing.assert_close(ours, program(theirs if inside else made(theirs)))
+        assert torch.equal(mine, theirs)
+
+
 OF_OTHER_DTYPES = {
     "larger": lambda t: (t[4:8], t.view(torch.float64)[2:4]),
     "larger, in part": lambda t: (t[6:10], t.view(torch.float64)[2:4]),
