@@ -19,8 +19,8 @@ that follows (derivatives, what is saved for the backward, results) is traced wi
 The iterator is the same on every device; the others are what kernels for CPUs do. Decisions are made with the example
 values of symbolic sizes, with no guard added. Left alone: results without example values, unless their elements share
 places; views (see `view_strides.py`); results in memory that the caller gives. Not corrected: what AOTAutograd has made
-of several operators where eager has one (the gradients of `interpolate`), and strides of dims of size 1 that are no
-iterator's.
+of several operators where eager has one (the gradients of `interpolate`), and strides of dims of size 1 of operators
+without a rule.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
         return result
     if rule is None and _makes_memory(target) and _shares_places(result):
         rule = _apart
-    if rule is None:
+    if rule is None or _stays_in_rows(rule, result, operands := _operands(target, args, kwargs)):
         return result
-    operands = _operands(target, args, kwargs)
     layouts = _indexed(*args[:2]) if rule is _as_indexed else [_layout(operand) for operand in operands]
     if None in layouts:
         return result.new_empty(result.shape) if rule is _apart else result
@@ -112,8 +111,13 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
 
 
 def _is_as_told(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a rule is not for this call: elements rolled as one row, by no dims; angles of real numbers."""
+    """Whether a rule is not for this call: elements rolled as one row, by no dims; angles of real numbers.
+
+    Nor is one for calls that name a layout.
+    """
     name = compat.packet_name(target)
+    if kwargs.get("memory_format") not in (None, torch.preserve_format):
+        return True
     if name == "angle":
         return not _operands(target, args, kwargs)[0].is_complex()
     return name == "roll" and not (args[2] if len(args) > 2 else kwargs.get("dims"))
@@ -127,6 +131,16 @@ def _shares_places(result: Any) -> bool:
         return False
     layout = _layout(result)
     return _repeats(result) if layout is None else _overlaps(layout)
+
+
+def _stays_in_rows(rule: Rule, result: Any, operands: Sequence[Any]) -> bool:
+    """Whether operands and result are contiguous, of one shape, as most are, and the rule says the same."""
+    if rule not in (iterated, _contiguous) and getattr(rule, "func", None) not in (_like, _iterated_in):
+        return False
+    tensors = [x for x in (result, *operands) if isinstance(x, torch.Tensor)]
+    if not isinstance(result, torch.Tensor) or any(x.layout != torch.strided for x in tensors):
+        return False
+    return all(x.shape == result.shape and _is_contiguous(x) for x in tensors)
 
 
 def _is_contiguous(x: torch.Tensor) -> bool:
@@ -400,6 +414,14 @@ _ITERATED = (  # all operands in one iterator
     "logical_not xlogy.Tensor hardswish_backward hardtanh_backward logit_backward native_dropout_backward "
     "softplus_backward hardsigmoid_backward elu_backward mse_loss smooth_l1_loss"
 )
+_ITERATED_OF_ONE = (  # the same; torch has these right but for dims of size 1
+    "exp exp2 expm1 relu gelu silu abs gt lt ge le eq ne clamp clamp_min clamp_max pow.Tensor_Scalar "
+    "pow.Tensor_Tensor sqrt rsqrt floor ceil trunc round sign sgn isnan isposinf isneginf signbit sigmoid tanh sin cos "
+    "tan asin acos atan sinh cosh asinh acosh atanh log log2 log10 log1p erf erfc erfinv lgamma digamma frac "
+    "leaky_relu elu softplus hardswish hardsigmoid mish hardshrink softshrink addcmul addcdiv lerp maximum minimum "
+    "fmax fmin fmod remainder threshold bitwise_and bitwise_or bitwise_xor bitwise_not atan2 hypot rsub reciprocal "
+    "nextafter logit sinc"
+)
 _ITERATED_IN = {  # the same, in another order than the call has them
     (1, 0): "leaky_relu_backward threshold_backward",
     (1, 2, 0): "_prelu_kernel_backward",
@@ -408,7 +430,7 @@ _DENSE_ROWS = (  # memory that is made contiguous, whatever the input's
     "_log_softmax_backward_data _softmax_backward_data glu_backward huber_loss_backward log_sigmoid_forward "
     "mse_loss_backward rrelu_with_noise native_layer_norm_backward nll_loss2d_forward normal.Tensor_Tensor poisson "
     "im2col pow.Scalar "
-    "smooth_l1_loss_backward"
+    "smooth_l1_loss_backward masked_fill tril triu index_add _log_softmax native_layer_norm renorm"
 )
 _DENSE_ROWS_ANYWHERE = "all.dims angle any.dims isin one_hot rrelu"  # of complex numbers `angle` is made on the way
 _IMAGES = (  # the input's layout of images is kept
@@ -420,13 +442,17 @@ _SECOND_IMAGES = (  # of a gradient and an input, that of the input is
     "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward replication_pad3d_backward "
     "native_batch_norm_backward"
 )
+_LIKE_ANYWHERE = (
+    "zeros_like ones_like full_like empty_like rand_like randn_like randint_like _to_copy flip hardtanh index_put "
+    "nan_to_num index_fill"
+)
 _LIKE = {  # memory like an operand's
-    0: "huber_loss log_sigmoid_backward soft_margin_loss _prelu_kernel index_fill",
+    0: f"huber_loss log_sigmoid_backward soft_margin_loss _prelu_kernel sort {_LIKE_ANYWHERE}",
     1: "binary_cross_entropy_backward",
     2: "soft_margin_loss_backward",
 }
 _NAMES: dict[Rule, str] = {
-    iterated: _ITERATED,
+    iterated: f"{_ITERATED} {_ITERATED_OF_ONE}",
     **{functools.partial(_iterated_in, order=order): names for order, names in _ITERATED_IN.items()},
     _contiguous: f"{_DENSE_ROWS} {_DENSE_ROWS_ANYWHERE}",
     _scaled_by_powers: "ldexp",
@@ -439,7 +465,10 @@ _NAMES: dict[Rule, str] = {
 RULES: dict[str, Rule] = {f"aten.{name}": rule for rule, names in _NAMES.items() for name in names.split()}
 _ON_ALL_DEVICES = frozenset(
     f"aten.{name}"
-    for names in (_ITERATED, _DENSE_ROWS_ANYWHERE, "index.Tensor index_fill", *_ITERATED_IN.values())
+    for names in (
+        *(_ITERATED, _ITERATED_OF_ONE, _DENSE_ROWS_ANYWHERE, _LIKE_ANYWHERE, "index.Tensor"),
+        *_ITERATED_IN.values(),
+    )
     for name in names.split()
 )
 

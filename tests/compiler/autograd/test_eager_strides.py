@@ -8,6 +8,7 @@ import torch
 from support.layouts import every_layout, in_order
 from support.thorough import examples, one_row_in
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 
 from regraft.compiler.autograd.eager_strides import RULES, corrected
 from regraft.rewrites.compat import new_fake_mode
@@ -93,6 +94,33 @@ CALLS = {
     "nll_loss2d_forward": ((A, CLASSES, None, 0, -100), IMAGES),
 }  # fmt: skip
 
+# With dims of one element, whose strides torch's metadata makes up.
+THIN = [
+    ((1, 6), (1, 1)), ((1, 6), (12, 1)), ((6, 1), (1, 6)), ((6, 1), (2, 9)), ((1, 1), (5, 7)), ((1, 3, 6), (0, 6, 1)),
+    ((4, 1, 3), (3, 7, 1)), ((4, 1, 3), (1, 0, 4)), ((4, 3, 1), (1, 4, 2)), ((1, 2, 3, 4), (1, 1, 8, 2)),
+    ((2, 1, 3, 4), (12, 1, 4, 1)), ((2, 3, 1, 1), (3, 1, 3, 3)), ((6, 3), (1, 6)), ((4, 1), (8, 1)),
+]  # fmt: skip
+ALONE = (
+    "exp exp2 expm1 relu gelu silu abs sqrt rsqrt floor ceil trunc round sign sgn isnan isposinf isneginf signbit "
+    "sigmoid tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh log log2 log10 log1p erf erfc erfinv lgamma "
+    "digamma frac leaky_relu elu softplus hardswish hardsigmoid mish hardshrink softshrink reciprocal logit sinc "
+    "zeros_like ones_like empty_like rand_like randn_like hardtanh nan_to_num sort tril triu"
+)
+BOTH = (
+    "gt.Tensor lt.Tensor ge.Tensor le.Tensor eq.Tensor ne.Tensor clamp_min.Tensor clamp_max.Tensor pow.Tensor_Tensor "
+    "maximum minimum fmax fmin fmod.Tensor remainder.Tensor atan2 hypot rsub.Tensor nextafter"
+)
+NUMBERS = "gt.Scalar eq.Scalar clamp_min clamp_max pow.Tensor_Scalar fmod.Scalar remainder.Scalar rsub.Scalar"
+THIN_CALLS = {
+    **dict.fromkeys(ALONE.split(), (A,)), **dict.fromkeys(BOTH.split(), (A, A)),
+    **dict.fromkeys(NUMBERS.split(), (A, 2.0)), "clamp": (A, 0.0, 1.0), "threshold": (A, 0.0, 1.0),
+    "addcmul": (A, A, A), "addcdiv": (A, A, A), "lerp.Scalar": (A, A, 0.5), "full_like": (A, 2.0), "flip": (A, [0]),
+    "randint_like": (A, 5), "_to_copy": (A, {"dtype": torch.float64}), "index_add": (A, 0, FIRST, PARTS),
+    "index_put": (A, [torch.tensor([0])], PARTS), "masked_fill.Scalar": (A, B, 1.0), "renorm": (A, 2, 0, 1.0),
+    "_log_softmax": (A, 0, False), "native_layer_norm": (A, [SCALE], None, None, 1e-5), "bitwise_not": (B,),
+    **dict.fromkeys(("bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor"), (B, B)),
+}  # fmt: skip
+
 DTYPES = {
     "native_dropout_backward": (torch.float32, torch.bool),
     "lcm": (torch.int64, torch.int64),
@@ -126,7 +154,7 @@ def strides(target, args, mode):
     """Those of eager, of torch's fakes, and of ours, of every result."""
     kwargs = args.pop() if isinstance(args[-1], dict) else {}
     real = target(*args, **kwargs)
-    fakes = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
+    fakes = tree_map(lambda a: mode.from_tensor(a) if isinstance(a, torch.Tensor) else a, args)
     with mode:
         told = target(*fakes, **kwargs)
     ours = corrected(target, fakes, kwargs, told)
@@ -213,9 +241,36 @@ def test_fourier_transforms_lie_as_in_eager(name, dims):
         assert ours.stride() == real.stride(), (laid.stride(), dims)
 
 
+def thin_calls(name):
+    for sizes, laid in THIN:
+        x = torch.rand(64).as_strided(sizes, laid)
+        given = {A: x, B: x > 0.5, FIRST: torch.tensor([0]), PARTS: x[:1]}
+        shape = [x.shape[-1]]
+        yield [shape if a == [SCALE] else given[a] if isinstance(a, str) else a for a in THIN_CALLS[name]]
+
+
+def test_dims_of_one_element_lie_as_in_eager():
+    different, mode = [], new_fake_mode(None)
+    for name in THIN_CALLS:
+        for args in thin_calls(name):
+            if name != "renorm" or args[0].shape[0] > 1:
+                real, _, ours = strides(operator(name), args, mode)
+                different += [(name, args[0].shape, args[0].stride(), ours, real)] if ours != real else []
+    assert not different, different[:5]
+
+
+def test_layouts_that_are_asked_for():
+    mode = new_fake_mode(None)
+    for x in (torch.rand(64).as_strided((1, 6), (1, 1)), torch.rand(2, 6).t()):
+        args = [x, {"memory_format": torch.contiguous_format}]
+        real, _, ours = strides(aten.zeros_like.default, args, mode)
+        assert ours == real
+
+
 @pytest.mark.parametrize("name", sorted(name.removeprefix("aten.") for name in RULES))
 def test_every_rule_is_tried(name):
-    assert name in (*CALLS, *TRANSFORMS, "index.Tensor") or any(call.startswith(f"{name}.") for call in CALLS)
+    calls = (*CALLS, *THIN_CALLS)
+    assert name in (*calls, *TRANSFORMS, "index.Tensor") or any(call.startswith(f"{name}.") for call in calls)
 
 
 PROGRAMS = {
