@@ -47,7 +47,7 @@ def _is_dense(value: torch.Tensor) -> bool:
     """Whether the strides are those of a new tensor, for all values of its symbols."""
     expected: Any = 1
     for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
-        if not known_equal(size, 1) and not known_equal(stride, expected):
+        if not known_equal(stride, expected):  # of dims of size 1 too, since the program may return it
             return False
         expected = expected * size
     return True

@@ -286,6 +286,9 @@ PROGRAMS = {
     "one hot": lambda x, y: torch.nn.functional.one_hot((x.transpose(1, 3) > 0).long(), 3),
     "random slope": lambda x, y: torch.nn.functional.rrelu(x.transpose(0, 2)) * 2,
     "slope": lambda x, y: torch.rrelu(x.abs(), training=True),
+    "thin constant": lambda x, y: torch.zeros_like(x[0, 0, :1].t()),
+    "thin choice": lambda x, y: torch.where(x[0, 0, :1].t() > 0, x[0, 0, :1].t(), 0.0),
+    "thin flip": lambda x, y: y[0, :1].t().flip(0),
 }
 
 
