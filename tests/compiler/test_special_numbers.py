@@ -260,3 +260,95 @@ def test_sixths_of_float64(device: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
     for result, eager in zip(ours, [gate * sixth, x * gate * sixth] if device == "cuda" else f(x), strict=True):
         assert torch.equal(result, eager)
     assert torch.equal(slope, torch.where(x.abs() < 3, sixth, 0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64], ids=str)
+def test_margins_of_integers(dtype: torch.dtype) -> None:
+    """Eager takes the negative of targets as they are: it refuses bools, and wraps what has no sign."""
+    x, y = torch.linspace(-3, 3, 12), (torch.arange(12) % 2).to(dtype)
+    torch.compiler.reset()
+    results = []
+    for run in (torch.compile(F.soft_margin_loss, backend="regraft", options={"strict": True}), F.soft_margin_loss):
+        given = x.clone().requires_grad_()
+        if dtype == torch.bool:
+            with pytest.raises(RuntimeError, match="on a bool tensor"):
+                run(given, y).backward()
+            continue
+        run(given, y).backward()
+        results.append(given.grad)
+    if results:
+        torch.testing.assert_close(*results, equal_nan=True)
+
+
+EXACT = {
+    "floor": lambda x: torch.div(x, 3, rounding_mode="floor"),
+    "trunc": lambda x: torch.div(x, 3, rounding_mode="trunc"),
+    "remainder": lambda x: x % 3, "from below": lambda x: x % -7, "fmod": lambda x: torch.fmod(x, 3),
+    "between": lambda x: x.clamp(1, 5), "crossed": lambda x: x.clamp(5, 1), "negative": torch.neg, "abs": torch.abs,
+    "sign": torch.sign, "sgn": torch.sgn, "left": lambda x: x << 3, "right": lambda x: x >> 3, "and": lambda x: x & -6,
+    "or": lambda x: x | 6, "xor": lambda x: x ^ -1, "not": torch.bitwise_not, "square": lambda x: x**2,
+    "cube": lambda x: x**3, "gcd": lambda x: torch.gcd(x, x.flip(0)), "maximum": lambda x: torch.maximum(x, x.flip(0)),
+    "fmin": lambda x: torch.fmin(x, x.flip(0)), "times": lambda x: x * 7, "less": lambda x: 1 - x,
+    "compared": lambda x: x < x.flip(0), "float": lambda x: x.float(), "bool": lambda x: x.bool(),
+    "int8": lambda x: x.to(torch.int8), "quotient": lambda x: x / 3,
+    "least nan": lambda x: x.clamp(min=NAN), "copied sign": lambda x: torch.copysign(x, -0.0),
+    "heaviside": lambda x: torch.heaviside(x, x.flip(0)), "where": lambda x: torch.where(x > 0, x, -0.0),
+}  # fmt: skip
+if OLD_TORCH:  # whose eager limits some numbers by NaN, and leaves others alone
+    del EXACT["least nan"]
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
+
+
+def whole_numbers(dtype: torch.dtype) -> torch.Tensor:
+    """The least, the greatest, and those between whose products wrap or have no float32."""
+    if dtype == torch.bool:
+        return torch.tensor([False, True]).repeat(24)
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    some = [
+        0,
+        1,
+        2,
+        3,
+        5,
+        7,
+        8,
+        -1,
+        -2,
+        -7,
+        100,
+        -100,
+        127,
+        255,
+        2**24 + 1,
+        2**53 + 1,
+        least,
+        least + 1,
+        most,
+        most - 1,
+    ]
+    return torch.tensor([n for n in some if least <= n <= most], dtype=dtype).repeat(3)
+
+
+def test_whole_numbers_bit_by_bit() -> None:
+    given = [whole_numbers(dtype) for dtype in INTEGERS]
+    cases = [(name, k) for name, k in product(EXACT, range(len(given))) if _is_taken(EXACT[name], given[k])]
+
+    def f(*given: torch.Tensor) -> list[torch.Tensor]:
+        return [EXACT[name](given[k]) for name, k in cases]
+
+    torch.compiler.reset()
+    compiled = torch.compile(f, backend="regraft", fullgraph=True, options={"strict": True})
+    for (name, k), ours, eager in zip(cases, compiled(*given), f(*given), strict=True):
+        assert ours.dtype == eager.dtype, (name, INTEGERS[k])
+        same = torch.equal(ours.signbit(), eager.signbit()) if ours.is_floating_point() else True
+        assert same and torch.equal(ours.nan_to_num(), eager.nan_to_num()), (name, INTEGERS[k])
+
+
+def _is_taken(one: Any, x: torch.Tensor) -> bool:
+    if x.dtype == torch.bool and one in (EXACT["left"], EXACT["right"]):  # torch's metadata refuses what eager takes
+        return False
+    try:
+        one(x)
+    except RuntimeError:
+        return False
+    return True

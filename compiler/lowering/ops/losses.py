@@ -162,6 +162,8 @@ def soft_margin_loss(low: Lowering, x: Tensor, y: Tensor, reduction: int = MEAN)
 @lowers("aten.soft_margin_loss_backward")
 def soft_margin_loss_backward(low: Lowering, grad: Tensor, x: Tensor, y: Tensor, reduction: int) -> Tensor:
     """-y exp(-x y) / (1 + exp(-x y)), which overflows where eager's does."""
+    if y.dtype in (torch.bool, torch.uint8):  # of which eager takes the negative first
+        raise Unlowered("arguments", f"targets of {y.dtype}, whose negatives eager refuses or wraps")
 
     def slope(a: Value, b: Value) -> Value:
         z = op("exp", times(negated(b), a))
