@@ -82,7 +82,8 @@ def runner(step: StepForm, forward: _Boxed, backward: _Boxed) -> Callable[..., t
         given = list(inputs)
         for place in without:
             x = inputs[place]
-            if isinstance(x, torch.Tensor) and x.requires_grad:
+            # As AOTAutograd does: leaves stay, so that results depend on them as in eager, with gradients of 0.
+            if isinstance(x, torch.Tensor) and x.requires_grad and not x.is_leaf:
                 given[place] = x.detach()
         if torch.is_grad_enabled() and not compat.autocast_on():
             return function.apply(*given)  # type: ignore[no-any-return]

@@ -160,7 +160,11 @@ def of_users_in_training(x, w, state):
     return torch.ops.regraft_plain_calls.twice(x.detach()) @ w, state
 
 
-STEPS = {normalized: True, views: False, of_users_in_training: False}
+def counts_only(x, w, state):
+    return torch.linalg.vector_norm(x * 1, 0, -1), w.detach().sum() + state
+
+
+STEPS = {normalized: True, counts_only: True, views: False, of_users_in_training: False}
 
 
 @pytest.mark.parametrize("function", STEPS)
