@@ -140,7 +140,7 @@ def _stays_in_rows(rule: Rule, result: Any, operands: Sequence[Any]) -> bool:
     tensors = [x for x in (result, *operands) if isinstance(x, torch.Tensor)]
     if not isinstance(result, torch.Tensor) or any(x.layout != torch.strided for x in tensors):
         return False
-    return all(x.shape == result.shape and _is_contiguous(x) for x in tensors)
+    return all(_is_contiguous(x) and x.shape == result.shape for x in tensors)  # sizes are compared if known
 
 
 def _is_contiguous(x: torch.Tensor) -> bool:
