@@ -1,9 +1,12 @@
-"""The parts of memory that tensors reach over: from the first byte of a tensor to the one behind its last element."""
+"""The parts of memory that tensors reach over: from the first byte of a tensor to the one behind its last element.
+
+Elements of one tensor may share places, too: `overlaps_itself`.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
@@ -34,3 +37,15 @@ def reach_in_elements(x: torch.Tensor) -> Reach:
 def meet(places: Iterable[Reach]) -> bool:
     """Whether two of these have a part in common."""
     return any(begin < end for (_, end), (begin, _) in pairwise(sorted(places)))
+
+
+def overlaps_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements of a tensor share places: a dim steps into what dims of smaller strides reach over."""
+    if 0 in sizes:
+        return False
+    last = 0
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1 and stride <= last:
+            return True
+        last += stride * (size - 1)
+    return False

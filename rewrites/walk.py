@@ -1,4 +1,4 @@
-"""What passes over graphs share: the walk, the editor, the count of changes, and the code of a graph that was changed.
+"""The walk that passes share, with its editor and its count of changes; a changed graph's code is written again.
 
     @replaces_calls(aten.neg.default)                  y = undo_negation(editor, call)      for each call of `neg`
     def undo_negation(editor, call):           ->      readers of the call read y; the call is erased

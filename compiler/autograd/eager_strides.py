@@ -35,6 +35,7 @@ import torch
 
 from ...rewrites import compat
 from ...rewrites.compat import OpOverload, tree_leaves
+from ...rewrites.reach import overlaps_itself
 from ...rewrites.symbolic import hint, known_equal
 from .eager_dtypes import of_eagers_dtype
 from .view_strides import as_eager_views, viewed
@@ -130,7 +131,7 @@ def _shares_places(result: Any) -> bool:
     if _is_contiguous(result):
         return False
     layout = _layout(result)
-    return _repeats(result) if layout is None else _overlaps(layout)
+    return _repeats(result) if layout is None else overlaps_itself(layout.sizes, layout.strides)
 
 
 def _stays_in_rows(rule: Rule, result: Any, operands: Sequence[Any]) -> bool:
@@ -157,17 +158,6 @@ def _repeats(result: torch.Tensor) -> bool:
     """Whether a dim of a tensor of data-dependent sizes has stride 0, and may have several elements."""
     dims = zip(result.shape, result.stride(), strict=True)
     return any(known_equal(stride, 0) and not known_equal(size, 1) for size, stride in dims)
-
-
-def _overlaps(layout: ExampleLayout) -> bool:
-    if 0 in layout.sizes:
-        return False
-    end = 1
-    for stride, size in sorted(zip(layout.strides, layout.sizes, strict=True)):
-        if size > 1 and stride < end:
-            return True
-        end += stride * (size - 1)
-    return False
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from torch import fx
 from ...rewrites.compat.memory import storage_key
 from ...rewrites.graph import arguments, val
 from ...rewrites.purity import written
-from ...rewrites.reach import meet, reach, reach_in_elements
+from ...rewrites.reach import meet, overlaps_itself, reach, reach_in_elements
 from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint
 
@@ -97,15 +97,8 @@ def _overlaps_itself(node: fx.Node) -> bool:
     if node.op != "placeholder" and node.target is not torch.ops.aten.as_strided.default:
         return False
     x = val(node)
-    dims = [(hint(stride), hint(size)) for size, stride in zip(x.shape, x.stride(), strict=True)]
-    if any(None in dim for dim in dims) or any(size == 0 for _, size in dims):
-        return False
-    reached = 0
-    for stride, size in sorted(dim for dim in dims if dim[1] > 1):  # type: ignore[operator]
-        if stride <= reached:  # type: ignore[operator]
-            return True
-        reached += stride * (size - 1)  # type: ignore[operator]
-    return False
+    sizes, strides = ([hint(n) for n in part] for part in (x.shape, x.stride()))
+    return None not in (*sizes, *strides) and overlaps_itself(sizes, strides)  # type: ignore[arg-type]
 
 
 def inputs_of_other_dtypes(graph: fx.Graph) -> Reason | None:
