@@ -97,18 +97,25 @@ def writes_self(node: fx.Node) -> bool:
         return False
     if not compat.schema(node.target).is_mutable:  # reading all arguments takes longer
         return False
-    written = [a.alias_info is not None and a.alias_info.is_write for a in compat.schema(node.target).arguments]
+    written = [_is_written(argument) for argument in compat.schema(node.target).arguments]
     return node.target.namespace == "aten" and bool(written) and written[0] and not any(written[1:]) and is_tensor(node)
 
 
-def writes_out(node: fx.Node) -> bool:
-    """Whether a call of an operator of torch's writes to its argument `out`, and to nothing else, and returns it."""
-    if node.op != "call_function" or not isinstance(node.target, compat.OpOverload) or "out" not in node.kwargs:
-        return False
-    written = [
-        a.name for a in compat.schema(node.target).arguments if a.alias_info is not None and a.alias_info.is_write
-    ]
-    return node.target.namespace == "aten" and written == ["out"] and is_tensor(node)
+def written_outs(node: fx.Node) -> list[str]:
+    """The names of the results that the caller gives, where an operator of torch's writes to them and to nothing else.
+
+    Empty for any other call.
+    """
+    if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
+        return []
+    if node.target.namespace != "aten" or not compat.schema(node.target).is_mutable:
+        return []
+    names = [a.name for a in compat.schema(node.target).arguments if _is_written(a)]
+    return names if all(isinstance(node.kwargs.get(name), fx.Node) for name in names) else []
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _aliases(memory: dict[fx.Node, set[int]]) -> dict[int, list[fx.Node]]:
@@ -136,7 +143,7 @@ def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[
         return False
     if target in _UNDERIVED_DRAWS and wants_gradient(node.args[0]) and not _is_empty(node, position, aliases[0]):  # type: ignore[arg-type]
         return False
-    if _turns_result(node, aliases[0]):
+    if _turns_result(node, aliases[0]) or _is_derived_otherwise(target, node):
         return False
     inplace, node.target = node.target, target
     result = _inferred(node)
@@ -167,6 +174,14 @@ def _turns_result(node: fx.Node, aliases: list[fx.Node]) -> bool:
         return False
     returned = node.graph.output_node().all_input_nodes
     return torch.Tag.inplace_view in node.target.tags and any(other in returned for other in aliases)  # type: ignore[union-attr]
+
+
+def _is_derived_otherwise(target: Any, node: fx.Node) -> bool:
+    """Whether autograd has a derivative of only one of the calls in place and out of place, and needs it."""
+    x = node.args[0]
+    if not isinstance(x, fx.Node) or not wants_gradient(x):
+        return False
+    return target in _DERIVED_OUT_OF_PLACE or (target in _OF_REAL_NUMBERS and val(x).is_complex())
 
 
 def _loses_gradient(result: torch.Tensor, node: fx.Node) -> bool:
@@ -225,6 +240,9 @@ _OVERLOADS = {"bernoulli_.float": "p"}  # where the functional one has another n
 _UNDERIVED = ("copy_",)  # where autograd knows no derivative of the functional one
 _WITH_HOOKS = ("register_hook", "autograd_function_apply")  # what Dynamo makes of a hook; the second one, torch 2.11
 _UNDERIVED_DRAWS = (torch.ops.aten.bernoulli.p,)  # likewise; these stay in place only where a gradient flows
+# Autograd refuses these in place, and those out of place of complex numbers.
+_DERIVED_OUT_OF_PLACE = (torch.ops.aten.acosh.default, torch.ops.aten.asinh.default, torch.ops.aten.atanh.default)
+_OF_REAL_NUMBERS = (torch.ops.aten.silu.default,)
 
 
 def functional_form(inplace: Any) -> Any | None:
@@ -242,7 +260,7 @@ def functional_form(inplace: Any) -> Any | None:
 
 
 def form_without_out(target: Any) -> Any | None:
-    """``aten.add.Tensor`` for ``aten.add.out``: the overload with the same parameters, but for `out`."""
+    """``aten.add.Tensor`` for ``aten.add.out``: the overload with the same parameters, but for those written to."""
     name = compat.schema(target).name.split("::")[-1]
     packet, wanted = getattr(torch.ops.aten, name), _parameters(target)
     for overload in packet.overloads():
@@ -253,8 +271,8 @@ def form_without_out(target: Any) -> Any | None:
 
 
 def _parameters(target: Any) -> list[tuple[str, str]]:
-    """The names and types of an operator's arguments but for `out`."""
-    return [(a.name, str(a.type)) for a in compat.schema(target).arguments if a.name != "out"]
+    """The names and types of an operator's arguments but for those that it writes to."""
+    return [(a.name, str(a.type)) for a in compat.schema(target).arguments if not _is_written(a)]
 
 
 def _is_temporary(node: fx.Node, position: dict[fx.Node, float], aliases: list[fx.Node]) -> bool:

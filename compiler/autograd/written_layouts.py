@@ -1,20 +1,26 @@
-"""Writes to tensors that lie otherwise than what the operator gives out of place.
+"""Writes to tensors that lie otherwise than what the operator gives out of place, or that AOTAutograd loses.
 
     masked_fill_(x, mask, 0), x in channels last    ->    copy_(x, masked_fill(x, mask, 0))
     neg(x.t(), out=y), y contiguous                 ->    copy_(y, neg(x.t()))
+    cholesky(x, out=y), y contiguous                ->    copy_(y, cholesky(x))         likewise each of several results
+    matrix_rank(x, out=y)                           ->    copy_(y, matrix_rank(x))
 
 AOTAutograd takes what the operator gives out of place for the tensor that is written to, with all that is computed from
-it later. Eager's keeps its strides, and a copy into a tensor has the strides of that tensor.
+it later. Eager's keeps its strides, and a copy into a tensor has the strides of that tensor. Of operators that torch
+makes of others, AOTAutograd may lose the write: what they compute reaches `out` by steps that tracing does not see.
 """
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.editor import infer
 from ...rewrites.effects import wants_gradient
-from ...rewrites.functional import form_without_out, functional_form, writes_out, writes_self
+from ...rewrites.functional import form_without_out, functional_form, writes_self, written_outs
 from ...rewrites.graph import val
 from ...rewrites.layout import same_layout
 from ...rewrites.purity import is_random
@@ -29,7 +35,7 @@ def write_as_it_lies(graph_module: fx.GraphModule) -> int:
     """Have such writes of a program before autograd keep the strides of what they write to; returns how many."""
     nodes = list(graph_module.graph.nodes)
     found = [node for node in nodes if writes_self(node) and _is_spread(node.args[0])]
-    given = [node for node in nodes if writes_out(node) and any(map(_is_spread, node.all_input_nodes))]
+    given = [node for node in nodes if written_outs(node)]
     return sum(map(_by_copy, found)) + sum(map(_by_copy_to_out, given))
 
 
@@ -69,18 +75,50 @@ def _by_copy(node: fx.Node) -> bool:
 
 
 def _by_copy_to_out(node: fx.Node) -> bool:
-    target, kwargs = form_without_out(node.target), dict(node.kwargs)
-    out = kwargs.pop("out")
-    if target is None or is_random(node) or not isinstance(out, fx.Node):
+    """Copy to what the caller gives, for an operator may lay out its own results by its own rules."""
+    target, kwargs, graph = form_without_out(node.target), dict(node.kwargs), node.graph
+    outs = [kwargs.pop(name) for name in written_outs(node)]
+    if target is None or is_random(node):
         return False
-    with node.graph.inserting_before(node):
-        made = node.graph.call_function(target, node.args, kwargs)
-        made.meta = {key: value for key, value in node.meta.items() if key != "val"}
-    if not _lies_otherwise(made, val(out)):  # type: ignore[arg-type]
-        node.graph.erase_node(made)
+    with graph.inserting_before(node):
+        made = graph.call_function(target, node.args, kwargs)
+        several = len(compat.schema(target).returns) > 1
+        parts = [graph.call_function(operator.getitem, (made, k)) for k in range(len(outs))] if several else [made]
+    for part in dict.fromkeys((made, *parts)):
+        part.meta = {key: value for key, value in node.meta.items() if key != "val"}
+    if not _can_copy(made, parts, outs) or not (compat.is_composite(node.target) or _lie_otherwise(parts, outs)):  # type: ignore[arg-type]
+        for part in dict.fromkeys((*parts, made)):
+            graph.erase_node(part)
         return False
-    node.target, node.args, node.kwargs = _COPY, (out, made), {}
+    if not several:
+        node.target, node.args, node.kwargs = _COPY, (outs[0], made), {}
+        return True
+    with graph.inserting_before(node):
+        copies = [graph.call_function(_COPY, (out, part)) for out, part in zip(outs, parts, strict=True)]
+    for copy, out in zip(copies, outs, strict=True):
+        copy.meta = made.meta | {"val": val(out)}
+    for user in list(node.users):
+        user.replace_all_uses_with(copies[user.args[1]])  # type: ignore[index]
+        graph.erase_node(user)
+    graph.erase_node(node)
     return True
+
+
+def _can_copy(made: fx.Node, parts: list[fx.Node], outs: list[fx.Node]) -> bool:
+    """Whether what a call gives could be copied to tensors, each result to one; its metadata is set."""
+    try:
+        results = infer(made)
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    made.meta["val"] = results
+    if parts != [made]:
+        for part, result in zip(parts, results, strict=True):
+            part.meta["val"] = result
+    return all(_fits(part.meta["val"], val(out)) for part, out in zip(parts, outs, strict=True))
+
+
+def _lie_otherwise(parts: list[fx.Node], outs: list[fx.Node]) -> bool:
+    return not all(same_layout(val(part), val(out)) for part, out in zip(parts, outs, strict=True))
 
 
 def _lies_otherwise(made: fx.Node, like: torch.Tensor) -> bool:
@@ -89,6 +127,11 @@ def _lies_otherwise(made: fx.Node, like: torch.Tensor) -> bool:
         result = made.meta["val"] = infer(made)
     except (RuntimeError, TypeError, ValueError):
         return False
-    if not isinstance(result, torch.Tensor) or result.dtype != like.dtype or not same_shape(result.shape, like.shape):
+    return _fits(result, like) and not same_layout(result, like)
+
+
+def _fits(result: object, like: torch.Tensor) -> bool:
+    """Whether a result could be copied to a tensor with neither a cast nor a change of sizes."""
+    if not isinstance(result, torch.Tensor):
         return False
-    return not same_layout(result, like)
+    return result.dtype == like.dtype and same_shape(result.shape, like.shape)

@@ -9,6 +9,8 @@
     interpolate(x, scale_factor=0.1)    the resulting image is empty, or `x` is
     one_hot(x.int(), 4)                 eager takes int64 only
     x.long().mul_(2.5)                  the result does not fit the tensor (`fitting_writes`)
+    sort(x, out=(y, i)), y in float64   likewise
+    cross(x, y, out=x)                  the operator reads what it has written over
     rnn_tanh(..., dropout=0.5)          torch's decomposition of recurrent layers has no dropout between them
     x.add_(1), x of inference mode      outside of it
     y = x * w; w.data = z               the backward reads `w`, which lies in other memory by then
@@ -33,13 +35,14 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat.memory import storage_key
-from ...rewrites.graph import op_name, val
+from ...rewrites.functional import written_outs
+from ...rewrites.graph import arguments, nodes_in, op_name, val
 from ...rewrites.purity import storages, written
 from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint, known_equal
 from ..lowering.element_numbers import fits, unheld
 from ..lowering.refused import refused
-from .fitting_writes import misfit
+from .fitting_writes import misfit, misfit_of_out
 from .given_again import can_be_split
 
 _NO_USES = ("aten.set_", "_get_data_attr", "aten.view_as", "aten.expand_as", "aten.reshape_as", "aten.sym_size")
@@ -76,7 +79,7 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
         return "resampled-to-nothing", f"{node.name} leaves nothing of an image, or makes one of nothing"
     if name == "aten.one_hot" and node.args[0].meta["val"].dtype != torch.int64:
         return "one-hot-of-other-integers", f"{node.name} is of integers that are no int64"
-    wrong = misfit(node)
+    wrong = misfit(node) or misfit_of_out(node)
     if wrong is not None:
         return "result-of-another-type", f"{node.name} writes {wrong}"
     if name == "aten.channel_shuffle" and not can_be_split(val(node.args[0]), node.args[1]):
@@ -173,13 +176,24 @@ def _culprit(node: fx.Node, target: fx.Node) -> str | None:
     place = _place(target)
     if place is None:
         return None
+    if target in _read(node):
+        return "which it reads"
     for other in node.all_input_nodes:
         if other is target or not _share_memory(other, target):
             continue
         read = _place(other)
-        if _is_partial(read, place) or (read is not None and read != place and _overlap(read, place)):
+        same = read == place and other not in _read(node)
+        if _is_partial(read, place) or (read is not None and not same and _overlap(read, place)):
             return f"and reads {other.name}, which is a part of the same memory"
     return None
+
+
+def _read(node: fx.Node) -> set[fx.Node]:
+    """The operands of a call that is given tensors for its results; of none that computes by elements."""
+    names = written_outs(node)
+    if not names or torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
+        return set()
+    return {read for name, given in arguments(node).items() if name not in names for read in nodes_in(given)}
 
 
 def _views(node: Any) -> Iterator[fx.Node]:

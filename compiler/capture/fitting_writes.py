@@ -1,9 +1,10 @@
-"""Whether what a call in place computes fits the tensor that it writes to.
+"""Whether what a call computes fits the tensors that it writes to.
 
     x.lt_(y), x of no dims, y of two      the result has other sizes
     x.long().sub_(2j)                     the result has a dtype that cannot be cast to that of the tensor
+    diag(x, out=y), y of float64          the operator casts nothing
 
-Eager checks both. Metadata of many operators checks neither, and AOTAutograd writes a part of the result, or casts it.
+Eager checks all. Metadata of many operators checks neither, and AOTAutograd writes a part of the result, or casts it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat import tree_leaves, tree_map
+from ...rewrites.editor import infer
+from ...rewrites.functional import form_without_out, written_outs
 from ...rewrites.graph import arguments, op_name, val
 from ...rewrites.symbolic import hint
 
@@ -42,6 +45,51 @@ def misfit(node: fx.Node) -> str | None:
     return f"a result of {made}, which is no {target.dtype}"
 
 
+def misfit_of_out(node: fx.Node) -> str | None:
+    """Why eager may refuse the tensors that a call is given for its results (`out=`); None where it takes them.
+
+    Operators on elements cast, most of them. Of others it is not known.
+    """
+    names = written_outs(node)
+    if not names:
+        return None
+    given: list[Any] = [node.kwargs[name] for name in names]
+    dtypes = [val(out).dtype for out in given]
+    if dtypes == _result_dtypes(node, names):
+        return None
+    if torch.Tag.pointwise in node.target.tags and _takes(node):  # type: ignore[union-attr]
+        return None
+    return f"to tensors of {', '.join(map(str, dtypes))}, which are not its results' dtypes"
+
+
+def _result_dtypes(node: fx.Node, names: list[str]) -> list[torch.dtype] | None:
+    """The dtypes of the results that a call makes itself; None where that is not known."""
+    target = form_without_out(node.target)
+    if target is None:
+        return None
+    kwargs = {name: operand for name, operand in node.kwargs.items() if name not in names}
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(target, node.args, kwargs)
+    try:
+        results = infer(made)
+    except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+        return None
+    finally:
+        node.graph.erase_node(made)
+    return [result.dtype for result in tree_leaves(results) if isinstance(result, torch.Tensor)]
+
+
+def _takes(node: fx.Node) -> bool:
+    """Whether eager takes the dtypes of a call of an operator on elements: it is asked with one element."""
+    args, kwargs = tree_map(lambda x: _example(val(x), "cpu"), (tuple(node.args), dict(node.kwargs)))
+    try:
+        with compat.plain_eager(), torch.no_grad():
+            node.target(*args, **kwargs)  # type: ignore[operator]
+    except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+        return False
+    return True
+
+
 def _fits(sizes: Any, into: Any) -> bool:
     """Whether sizes broadcast to others, as far as the example tells."""
     pairs = list(zip(reversed(sizes), reversed(into), strict=False))
@@ -67,10 +115,10 @@ def _result_dtype(node: fx.Node, functional: Any) -> torch.dtype | None:
     return made.dtype if isinstance(made, torch.Tensor) else None
 
 
-def _example(operand: Any) -> Any:
-    """A tensor without elements' values that promotes alike, or a number of an operand's type."""
+def _example(operand: Any, device: str = "meta") -> Any:
+    """A tensor of one element that promotes alike, or a number of an operand's type."""
     if isinstance(operand, torch.Tensor):
-        return torch.empty((1,) * operand.dim(), dtype=operand.dtype, device="meta")
+        return torch.ones((1,) * operand.dim(), dtype=operand.dtype, device=device)
     if isinstance(operand, (torch.SymBool, torch.SymInt, torch.SymFloat)):
         return {torch.SymBool: True, torch.SymInt: 1, torch.SymFloat: 1.0}[type(operand)]
     return operand

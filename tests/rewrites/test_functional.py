@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from support.engine import X, capture, ops
 from support.thorough import one_row_in
 
@@ -245,3 +246,33 @@ def test_an_inactive_dropout_with_a_hook_stays():
 
     compiled = torch.compile(program, backend="regraft", options={"strict": True})
     assert torch.equal(gradient(compiled), gradient(program))
+
+
+@pytest.mark.parametrize(
+    ("write", "x"),
+    [
+        *((w, torch.tensor([1.5, 2.0])) for w in (torch.acosh_, torch.asinh_, torch.cosh_)),
+        (torch.atanh_, torch.tensor([0.5, 0.25])), (lambda x: F.silu(x, inplace=True), torch.tensor([1.5, 2.0])),
+        (lambda x: F.silu(x, inplace=True), torch.tensor([1.5 + 1j, 2.0])),
+    ],
+)  # fmt: skip
+def test_a_write_is_derived_where_eager_derives_it(write, x):
+    """Autograd has no derivative of some writes, or has one of the write alone."""
+
+    def program(x):
+        y = x * 1
+        write(y)
+        return y * 1
+
+    def run(function):
+        given = x.clone().requires_grad_()
+        try:
+            function(given).abs().sum().backward()
+        except (RuntimeError, NotImplementedError) as error:
+            return error
+        return given.grad
+
+    torch.compiler.reset()
+    eager, ours = run(program), run(torch.compile(program, backend="regraft", options={"strict": True}))
+    assert isinstance(eager, torch.Tensor) == isinstance(ours, torch.Tensor), (eager, ours)
+    assert not isinstance(eager, torch.Tensor) or torch.allclose(eager, ours)

@@ -121,3 +121,36 @@ def test_what_the_caller_gives_for_results_stays_as_it_lies(name, where, dynamic
             assert a.stride() == b.stride()
         if where != "temporary":
             assert torch.equal(ours[0], given[0]) and given[0].stride() == given[1].stride()
+
+
+FACTORS = {
+    "factor": (lambda x, o: torch.linalg.cholesky(x, out=o[0]), 1),
+    "solution": (lambda x, o: torch.linalg.solve(x, x + 1, out=o[0]), 1),
+    "inverse": (lambda x, o: torch.linalg.inv(x, out=o[0]), 1),
+    "sorted": (lambda x, o: torch.sort(x, 0, out=(o[0], o[1]))[0], 2),
+    "largest": (lambda x, o: torch.topk(x, 3, 0, out=(o[0], o[1]))[1], 2),
+    "spectrum": (lambda x, o: torch.fft.fft(x, dim=0, out=o[0].to(torch.complex64)), 1),
+    "rank": (lambda x, o: torch.linalg.matrix_rank(x[None].expand(3, 3, 3), out=o[1][0]), 2),
+    "running": (lambda x, o: torch.cummax(x, 0, out=(o[0], o[1]))[0], 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("name", FACTORS)
+def test_results_that_operators_lay_out_themselves(name, turned):
+    """Operators whose own results are not contiguous though operands are, and those of several results."""
+    call, count = FACTORS[name]
+
+    def program(x):
+        given = [torch.zeros(3, 3, dtype=dtype) for dtype in (x.dtype, torch.int64)[:count]]
+        given = [o.t() if turned else o for o in given]
+        return call(x, given) * 1, *given, given[-1] + 1
+
+    x = torch.tensor([[4.0, 1.0, 0.5], [1.0, 5.0, 2.0], [0.5, 2.0, 6.0]])
+    torch.compiler.reset()
+    with regraft.coverage() as report:
+        ours = torch.compile(program, backend="regraft")(x)
+    assert not report.faults
+    for a, b in zip(ours, program(x), strict=True):
+        torch.testing.assert_close(a, b)
+        assert a.stride() == b.stride()

@@ -105,3 +105,56 @@ def test_programs(write):
         torch.compile(write, backend="regraft")(x.clone())
     assert str(ours.value) == str(eager.value) or "when making fake tensor call" in str(ours.value)
     assert not any(f.fault for f in found.fallbacks)
+
+
+def with_places(function: Any) -> Any:
+    """A call that gives values and their places, as one that is given memory for the values."""
+    return lambda x, out: function(x, out=(out, torch.empty(x.shape, dtype=torch.int64)))[0]
+
+
+F32, F64 = torch.float32, torch.float64
+OUT = {
+    "one operand": (torch.bitwise_not, torch.int64, F32), "conjugate": (torch.conj_physical, F32, F64),
+    "vectors": (lambda x, out: torch.cross(x, x, 1, out=out), F32, F64),
+    "members": (lambda x, out: torch.isin(x, x, out=out), F32, torch.uint8),
+    "diagonal": (lambda x, out: torch.diag(x[0], out=out), F32, F64),
+    "matrices": (lambda x, out: torch.mm(x, x.t(), out=out), F32, torch.bfloat16),
+    "running": (with_places(lambda x, out: torch.cummax(x, 0, out=out)), F32, F64),
+    "sorted": (with_places(torch.sort), F32, F64),
+    "complex": (lambda x, out: torch.complex(x, x, out=out), F32, torch.complex128),
+    "cast": (lambda x, out: torch.add(x, 1, out=out), F32, F64),
+    "cast to fewer bits": (lambda x, out: torch.mul(x, x, out=out), F32, torch.bfloat16),
+    "no cast": (lambda x, out: torch.sin(x, out=out), F32, torch.int64),
+    "sum": (lambda x, out: torch.sum(x, 0, out=out), F32, F64),
+    "truth": (lambda x, out: torch.all(x, 0, out=out), torch.uint8, torch.uint8),
+    "own operand": (lambda x, out: torch.cross(x, x + 1, 1, out=x), F32, F32),
+    "view of an operand": (lambda x, out: torch.cross(x[:], x + 1, 1, out=x), F32, F32),
+    "largest of itself": (lambda x, out: torch.amax(x[0, 0], (), out=x[0, 0]), F32, F32),
+    "other half": (lambda x, out: torch.cumsum(x[0], 0, out=x[1]), F32, F32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OUT)
+def test_results_of_another_dtype_given_by_the_caller(name):
+    """`out=`: refused where eager refuses it; where eager casts, or computes otherwise, so do we."""
+    call, dtype, other = OUT[name]
+    x = (torch.arange(6.0).reshape(2, 3) - 2).to(dtype)
+    sizes = {"diagonal": (3, 3), "matrices": (2, 2), "sum": (3,), "truth": (3,)}.get(name, (2, 3))
+
+    def program(x, out):
+        return call(x, out=out) * 1
+
+    def run(function):
+        try:
+            return function(x.clone(), torch.ones(sizes, dtype=other))
+        except RuntimeError as error:
+            return error
+
+    torch._dynamo.reset()
+    with regraft.coverage() as found:
+        ours = run(torch.compile(program, backend="regraft"))
+    eager = run(program)
+    refused = isinstance(eager, RuntimeError)
+    assert refused == isinstance(ours, RuntimeError), (ours, eager)
+    assert refused or torch.equal(ours, eager)
+    assert not any(f.fault for f in found.fallbacks)
