@@ -39,10 +39,13 @@ def misfit(node: fx.Node) -> str | None:
         other = val(operand)
         if name in names and isinstance(other, torch.Tensor) and not _fits(other.shape, target.shape):
             return f"a result of sizes {list(other.shape)}, the tensor has {list(target.shape)}"
-    made = None if _is_alike(node, target) else _result_dtype(node, functional)
-    if made is None or torch.can_cast(made, target.dtype):
+    alike = _is_alike(node, target) and op_name(node) != "aten.addr_"  # the product of vectors has more dims than they
+    made = None if alike else _result(node, functional)
+    if made is None:
         return None
-    return f"a result of {made}, which is no {target.dtype}"
+    if made.dim() > target.dim():
+        return f"a result of {made.dim()} dims, the tensor has {target.dim()}"
+    return None if torch.can_cast(made.dtype, target.dtype) else f"a result of {made.dtype}, which is no {target.dtype}"
 
 
 def misfit_of_out(node: fx.Node) -> str | None:
@@ -98,21 +101,23 @@ def _fits(sizes: Any, into: Any) -> bool:
 
 
 def _is_alike(node: fx.Node, target: torch.Tensor) -> bool:
-    """Whether all operands are tensors of the written one's floating dtype, and real numbers: most calls."""
+    """Whether all operands are tensors of the written one's floating dtype, of no more dims, and real numbers."""
     operands = [val(x) for x in (*tree_leaves(node.args), *tree_leaves(node.kwargs))]
     dtypes = {x.dtype for x in operands if isinstance(x, torch.Tensor)}
+    if any(isinstance(x, torch.Tensor) and x.dim() > target.dim() for x in operands):
+        return False
     return dtypes == {target.dtype} and target.is_floating_point() and not any(type(x) is complex for x in operands)
 
 
-def _result_dtype(node: fx.Node, functional: Any) -> torch.dtype | None:
-    """The dtype that a call gives out of place; None if it gives none."""
+def _result(node: fx.Node, functional: Any) -> torch.Tensor | None:
+    """What a call gives out of place, with dims of size 1; None if it gives none."""
     args, kwargs = tree_map(lambda x: _example(val(x)), (tuple(node.args), dict(node.kwargs)))
     try:
         with compat.plain_eager():
             made = functional(*args, **kwargs)
     except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):  # other checks are of that
         return None
-    return made.dtype if isinstance(made, torch.Tensor) else None
+    return made if isinstance(made, torch.Tensor) else None
 
 
 def _example(operand: Any, device: str = "meta") -> Any:

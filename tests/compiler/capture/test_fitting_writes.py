@@ -86,6 +86,17 @@ def test_as_eager(name, packet, overload):
     assert not missed and not extra
 
 
+@pytest.mark.parametrize("name", ["addr_", "addmm_", "addmv_", "baddbmm_"])
+def test_results_of_more_dims(name):
+    """Products are broadcast to, out of place."""
+    rows = {"addr_": (1, 1), "addmm_": (2, 2), "addmv_": (2, 1), "baddbmm_": (3, 3)}[name]
+    target, others = getattr(torch.ops.aten, name).default, [torch.ones((2,) * dims) for dims in rows]
+    made = getattr(torch, name.removesuffix("_"))(torch.ones(()), *others)
+    for dims in range(made.dim() + 1):
+        given = (torch.ones((2,) * dims), *others)
+        assert (misfit(in_graph(target, given)) is None) == (answer(target, given) is None), dims
+
+
 @pytest.mark.parametrize(
     "write",
     [
