@@ -6,8 +6,8 @@
     matrix_rank(x, out=y)                           ->    copy_(y, matrix_rank(x))
 
 AOTAutograd takes what the operator gives out of place for the tensor that is written to, with all that is computed from
-it later. Eager's keeps its strides, and a copy into a tensor has the strides of that tensor. Of operators that torch
-makes of others, AOTAutograd may lose the write: what they compute reaches `out` by steps that tracing does not see.
+it later. Eager's keeps its strides, and a copy into a tensor has the strides of that tensor. The write of `matrix_rank`
+AOTAutograd loses altogether.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from ...rewrites import compat
 from ...rewrites.editor import infer
 from ...rewrites.effects import wants_gradient
 from ...rewrites.functional import form_without_out, functional_form, writes_self, written_outs
-from ...rewrites.graph import val
+from ...rewrites.graph import op_name, val
 from ...rewrites.layout import same_layout
 from ...rewrites.purity import is_random
 from ...rewrites.symbolic import hint, same_shape
 from ...rewrites.walk import recompiles
 
+_LOST = ("aten.linalg_matrix_rank",)
 _COPY = torch.ops.aten.copy_.default
 
 
@@ -86,7 +87,7 @@ def _by_copy_to_out(node: fx.Node) -> bool:
         parts = [graph.call_function(operator.getitem, (made, k)) for k in range(len(outs))] if several else [made]
     for part in dict.fromkeys((made, *parts)):
         part.meta = {key: value for key, value in node.meta.items() if key != "val"}
-    if not _can_copy(made, parts, outs) or not (compat.is_composite(node.target) or _lie_otherwise(parts, outs)):  # type: ignore[arg-type]
+    if not _can_copy(made, parts, outs) or not (op_name(node) in _LOST or _lie_otherwise(parts, outs)):
         for part in dict.fromkeys((*parts, made)):
             graph.erase_node(part)
         return False

@@ -138,6 +138,7 @@ OUT = {
     "no cast": (lambda x, out: torch.sin(x, out=out), F32, torch.int64),
     "sum": (lambda x, out: torch.sum(x, 0, out=out), F32, F64),
     "truth": (lambda x, out: torch.all(x, 0, out=out), torch.uint8, torch.uint8),
+    "held before": (lambda x, out: torch.fft.ihfftn(x, dim=0, out=out), F32, torch.complex64),
     "own operand": (lambda x, out: torch.cross(x, x + 1, 1, out=x), F32, F32),
     "view of an operand": (lambda x, out: torch.cross(x[:], x + 1, 1, out=x), F32, F32),
     "largest of itself": (lambda x, out: torch.amax(x[0, 0], (), out=x[0, 0]), F32, F32),
@@ -150,7 +151,9 @@ def test_results_of_another_dtype_given_by_the_caller(name):
     """`out=`: refused where eager refuses it; where eager casts, or computes otherwise, so do we."""
     call, dtype, other = OUT[name]
     x = (torch.arange(6.0).reshape(2, 3) - 2).to(dtype)
-    sizes = {"diagonal": (3, 3), "matrices": (2, 2), "sum": (3,), "truth": (3,)}.get(name, (2, 3))
+    sizes = {"diagonal": (3, 3), "matrices": (2, 2), "sum": (3,), "truth": (3,), "held before": (2, 3)}.get(
+        name, (2, 3)
+    )
 
     def program(x, out):
         return call(x, out=out) * 1
