@@ -17,6 +17,8 @@ from .masks import is_causal_match, may_empty_rows
 _LEAST_FILL = -1e4
 _LEAST_FILL_BELOW_BIAS = -1e9  # so low that numbers added to it hardly change it
 
+CLEARED = "cleared"
+"""In the metadata of a product in training whose weights were set to 0 where they are NaN."""
 BY_SUMS = "by_sums"
 """In the metadata of a softmax that was written as exponents by their sum: infinite scores leave others 0, not NaN."""
 

@@ -14,7 +14,7 @@ inf - inf is NaN. A key that only some queries see must be finite, or the rows o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from ..rewrites.graph import is_tensor, shape, val
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate
 from ..rewrites.symbolic import known, known_equal
-from .attention_guards import BY_SUMS
+from .attention_guards import BY_SUMS, CLEARED
 from .hidden_rows import opened, rows_lose_gradients, with_dead_rows
 
 aten = torch.ops.aten
@@ -399,6 +399,22 @@ def weights_are_whole(match: Binding, policy: Mapping[str, str]) -> Reason | Non
     if policy.get("nan", "eager") == "safe" or not any(node.meta.get(BY_SUMS) for node in match.matched):
         return None
     return refused("math", "weights by sums of exponents are not NaN beside an infinite score", match)
+
+
+def with_gradients_of_cleared_rows(candidate: Candidate) -> Candidate:
+    """A candidate, except in training where NaN among the weights became 0.
+
+    In eager code, such a row adds nothing to the gradient of value, and makes those of query and key NaN if a score is
+    NaN or infinite or a sum hides the row. A kernel computes the weights again, and all gradients from NaN.
+    """
+
+    def applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
+        if policy.get("nan", "eager") != "safe" and any(node.meta.get(CLEARED) for node in match.matched):
+            why = "rows of NaN that are set to 0 have other gradients in it (option nan='safe')"
+            return refused(candidate.name, why, match)
+        return candidate.applies(match, policy)
+
+    return replace(candidate, applies=applies)
 
 
 CPU_KERNELS = (Candidate("flash", flash_cpu, flash_cpu_applies),)

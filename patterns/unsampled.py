@@ -26,7 +26,8 @@ UNSAMPLED: dict[tuple[str, str], str] = {
     ("layer_norm", "dims bias"): "test_normalization.py::test_weight_that_is_no_row",
     # On tensors, a pattern merges pairs in one way.
     ("rotary", "guard pairs_are_whole"): "test_rotary.py::test_regrouped_pairs",
-    # A softmax by hand is spelled as any other, and only remembers what it was.
+    # Weights that were set to 0, and a softmax by hand, are spelled as any other, and only remember what they were.
+    ("sdpa", "applies math"): "../compiler/normal/test_masked_rows.py::test_cleared_rows_in_training",
     ("sdpa_with_weights", "applies math"): "test_attention_silent_wrong.py::test_kept_weights_of_infinite_scores",
     # A sample is a whole program: its values have no other readers.
     ("sdpa_with_weights", "guard weights_are_used"): "test_attention_refusals.py::test_nobody_wants_the_weights",

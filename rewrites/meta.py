@@ -67,6 +67,7 @@ KEYS = {
         "dict: what respellings remember of it; lost when its operands change", "compiler/normal/analysis.py"
     ),
     "shifted": MetaKey("True: NaN of rows that hold infinity", "compiler/normal/exponent_sums.py", "logsumexp"),
+    "cleared": MetaKey("True: NaN of its weights became 0, in training", "compiler/normal/masked_rows.py", "matmul"),
     "by_sums": MetaKey("True: not NaN beside an infinite score", "compiler/normal/softmax.py", "softmax"),
     "fact": MetaKey("Fact: what is known of its elements", "rewrites/facts/__init__.py"),
     "application": MetaKey("the match whose replacement it belongs to", "rewrites/splice.py", "the mirror"),

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...patterns.attention_guards import CLEARED
 from ...rewrites.editor import Editor
 from ...rewrites.effects import wants_gradient
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape
@@ -138,7 +139,8 @@ def nan_rows_of_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
 
     Also where(isnan(weights), 0, weights). Either all weights of a row are NaN, or none. The sum of ``v * 0`` is
     NaN if `v` is NaN or infinite, as eager's is. In training, a row of NaN would give all of `v` a gradient of NaN:
-    rows that masks empty keep all keys instead, and `o` is 0 there.
+    rows that masks empty keep all keys instead, and `o` is 0 there. Gradients of other rows of NaN, and those that sums
+    hide, differ from eager's: no rule but with ``nan="safe"``.
     """
     value = node.args[1]
     path = _path_to_cleared(node, node.args[0])
@@ -156,6 +158,8 @@ def nan_rows_of_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
         weights = moved_dropout(edit, call, weights) if dropped else builders.cast(edit, node, weights, dtype(call))
     weights = builders.cast(edit, node, weights, dtype(path[0]))
     total = edit.call(aten.matmul.default, weights, value)
+    if wants_gradient(node):
+        total.meta[CLEARED] = True
     total = total if rows is None else edit.call(aten.where.ScalarOther, rows, total, 0)
     nothing = edit.call(aten.sum.dim_IntList, edit.call(aten.mul.Tensor, value, 0), [-2], True)
     return edit.call(aten.where.self, edit.call(aten.isnan.default, total), nothing, total)
