@@ -7,6 +7,7 @@
     python benchmarks/operators.py --table nets --dtype bfloat16
     python benchmarks/operators.py --table odd
     python benchmarks/operators.py --table fields --json found.jsonl
+    python benchmarks/operators.py --table layouts --names '(?!.*large).*'
 
 For each: median microseconds of each run (the call of `torch.compile` included), and how many times as fast as each
 other run the last one is: the median of what the turns gave, so that a busy machine slows both alike. Ends with

@@ -20,6 +20,7 @@ TABLES = {
     "odd": ["odd_programs"],
     "drawn": ["drawn_programs"],
     "folds": ["fold_programs"],
+    "layouts": ["layout_programs"],
     "fields": ["field_programs", "science_programs", "unit_programs"],
 }
 
