@@ -9,12 +9,12 @@ from typing import Any
 from ...ir.accesses import loop_variables, roots, statements, stored_buffers, updated, values
 from ...ir.dependence import Sources
 from ...ir.index.bounds import bounds
-from ...ir.index.index import Var, mul
+from ...ir.index.index import Index, Loaded, Var, atoms, mul
 from ...ir.kernel import Assign, Fold, Loop, Statement, Update
 from ...ir.lanes import Lanes, LoopTile, Turned
 from ...ir.program import Reduction
 from ...ir.reducers import REDUCERS
-from ...ir.value import Guarded, Load, Op, Result, Value, operands, walk
+from ...ir.value import Guarded, Load, Op, Result, Value, indices_of, operands, walk
 from .reductions import Accumulators
 from .stores import exclusive, write_store
 from .value_text import CppValues, Vectors, depends_on, may_fail
@@ -369,9 +369,7 @@ class Loops:
 
     def _hoist(self, loop: Loop) -> None:
         """Compute the invariants of a loop before it."""
-        changed = _changed(loop) | frozenset({loop.var})
-        low = bounds(loop.var.extent)[0]
-        runs = low is not None and low > 0
+        changed, runs = _changed(loop) | frozenset({loop.var}), _runs(loop)
         stack, seen = [r for s in statements(loop.body) for r in roots(s)], set[Value]()
         while stack:
             value = stack.pop()
@@ -379,12 +377,40 @@ class Loops:
                 continue
             seen.add(value)
             if not self._out.dependence.of(value) & changed and self._worth(value, runs):
-                for copy in range(self._out.vectors.copies if self._out.varies(value) and self._out.vectors else 1):
+                for copy in self._copies(value):
                     self._out.get(value, copy)
             elif isinstance(value, Guarded):
                 stack.append(value.condition)
             else:
                 stack.extend(operands(value))
+        if runs:
+            self._hoist_checks(loop.body, changed)
+
+    def _hoist_checks(self, body: Iterable[Statement], changed: Sources) -> None:
+        """Read and check the indices of rows that a loop goes through before it: in each iteration, they are the same.
+
+        Not those of loops inside that may not run, nor what only some iterations read.
+        """
+        for statement in body:
+            if isinstance(statement, Fold) or (isinstance(statement, Loop) and _runs(statement)):
+                self._hoist_checks(statement.body, changed)
+            stack, seen = list(roots(statement)), set[Value]()
+            numbers = list(statement.store.indices) if isinstance(statement, Assign) else []
+            while stack:
+                value = stack.pop()
+                if value not in seen:
+                    seen.add(value)
+                    numbers += indices_of(value)
+                    stack += [value.condition] if isinstance(value, Guarded) else operands(value)
+            for atom in (atom for number in numbers if isinstance(number, Index) for atom in atoms(number)):
+                if isinstance(atom, Loaded) and not self._out.dependence.of(atom.index()) & changed:
+                    for copy in self._copies(atom.index()):
+                        self._out.prepare(atom.index(), copy)
+
+    def _copies(self, what: Any) -> range:
+        """The vectors that something has: one if lanes agree on it."""
+        vectors = self._out.vectors
+        return range(vectors.copies if vectors is not None and self._out.varies(what) else 1)
 
     def _worth(self, value: Value, runs: bool) -> bool:
         if not isinstance(value, (Op, Load)):
@@ -425,6 +451,12 @@ def _changed(loop: Loop) -> Sources:
     results |= {("result", r.name) for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions}
     written = {("buffer", name) for name in stored_buffers(loop.body)}
     return frozenset({loop.var, *results, *written, *loop_variables(loop.body)})
+
+
+def _runs(loop: Loop) -> bool:
+    """Whether a loop is known to have an iteration."""
+    low = bounds(loop.var.extent)[0]
+    return low is not None and low > 0
 
 
 def _trips(loop: Loop) -> int | None:
