@@ -1,4 +1,4 @@
-"""Standard deviations on CPUs, of rows that stay in cache: eager's range and precision without float64.
+"""Variances and standard deviations on CPUs, of rows that stay in cache: eager's range and precision without float64.
 
     d    = x[i] - x[0]                                    near 0 where the mean is large, and 0 where all are equal
     c    = sum(d / 2 ** k) / n                            with n <= 2 ** k, so that no sum overflows
@@ -30,7 +30,7 @@ _EXPONENTS = 254  # the exponent field of a number and that of its reciprocal ad
 
 
 def is_scaled(low: Lowering, x: Tensor, of: Space) -> bool:
-    """Whether a standard deviation is computed so: of rows of a known number of elements that fit in cache.
+    """Whether a variance or deviation is computed so: of rows of a known number of elements that fit in cache.
 
     Columns of float32 take less time in float64.
     """
@@ -47,8 +47,10 @@ def _contiguous(x: Tensor) -> int:
     return strides.index(1) if 1 in strides else len(x.sizes) - 1
 
 
-def scaled_deviation(low: Lowering, x: Tensor, of: Space, correction: float | None) -> tuple[Tensor, Tensor]:
-    """The mean and the standard deviation, in float32."""
+def scaled_deviation(
+    low: Lowering, x: Tensor, of: Space, correction: float | None, *, root: bool
+) -> tuple[Tensor, Tensor]:
+    """The mean, and the standard deviation or (not `root`) the variance, in float32."""
     count, small = size_value(of.count, _F32), 1.0 / (1 << (of.count - 1).bit_length())
     scale = fold(low, of, "max", lambda i: _magnitude(element(x, i, _F32)), lambda _, top: _reciprocal(top), _F32)[0]
 
@@ -69,7 +71,8 @@ def scaled_deviation(low: Lowering, x: Tensor, of: Space, correction: float | No
     def deviation(row: Indices, total: Value) -> Value:
         freedom = op("maximum", minus(count, 1.0 if correction is None else correction), 0.0)
         squares = op("maximum", minus(total, over(square(rest.at(row)), count)), 0.0)
-        return over(op("sqrt", over(squares, freedom)), scale.at(row))
+        variance = over(squares, freedom)
+        return over(op("sqrt", variance) if root else over(variance, scale.at(row)), scale.at(row))
 
     spread = fold(low, of, "sum", lambda i: square(left(i)), deviation, _F32)[0]
     mean = low.pointwise(lambda row: plus(first(row), times(center.at(row), 1.0 / small)), center.sizes, _F32)

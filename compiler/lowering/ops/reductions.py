@@ -326,14 +326,18 @@ def var_mean(
 
 
 def _spread(low: Lowering, x: Tensor, of: Space, correction: float | None) -> tuple[Tensor, ...]:
-    """The mean, and the variance or standard deviation; a correction of NaN leaves no freedom, as in eager."""
+    """The mean, and the variance or standard deviation; a correction of NaN leaves no freedom, as in eager.
+
+    On CPUs in eager's dtype, float64, or as precisely: squares of 1e-23 or 1e20 are numbers in it, deviations from a
+    large mean keep their digits, and those of equal elements are 0.
+    """
     correction = math.inf if isinstance(correction, float) and math.isnan(correction) else correction
-    if _is_deviation(low) and is_scaled(low, x, of):
-        return scaled_deviation(low, x, of, correction)
+    if is_scaled(low, x, of):
+        return scaled_deviation(low, x, of, correction, root=_is_deviation(low))
     finish = _variance(of, correction, _is_deviation(low))
     if low.device.type == "cuda" and (bounds(of.count)[0] or 0) > 0:
         return _about_first(low, x, of, finish)
-    return moments(low, x, of, finish, _dtype_of_squares(low))
+    return moments(low, x, of, finish, torch.float64 if low.device.type == "cpu" else None)
 
 
 def _about_first(low: Lowering, x: Tensor, of: Space, finish: Finish) -> tuple[Tensor, ...]:
@@ -354,11 +358,6 @@ def _about_first(low: Lowering, x: Tensor, of: Space, finish: Finish) -> tuple[T
 
 def _is_deviation(low: Lowering) -> bool:
     return "std" in str(low.current.target)
-
-
-def _dtype_of_squares(low: Lowering) -> torch.dtype | None:
-    """Eager's dtype of squares whose root is taken: on CPUs float64, in which those of 1e-23 or 1e20 are numbers."""
-    return torch.float64 if low.device.type == "cpu" and _is_deviation(low) else None
 
 
 def _in_dtype(low: Lowering, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""Standard deviations with a scale for each row: their range, their errors against float64, and where float64 stays."""
+"""Variances and deviations with a scale for each row: their range, errors against float64, and where float64 stays."""
 
 import pytest
 import torch
@@ -31,6 +31,17 @@ def test_any_scale(dtype, scale):
     compiled_agrees(lambda x: (x.std(1), x.std(1, correction=0, keepdim=True)), x, rtol=near, atol=0)
 
 
+@one_row_in(2)
+@pytest.mark.parametrize("count", [2, 17, 300, 20000])
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
+def test_variances(dtype, count):
+    """Eager's range and digits, however long a row is: of large means, large numbers and equal elements."""
+    x = torch.cat([rows(count, *parts) for parts in ((1.0, 0.0), (1.0, 1e6), (1e-3, 300.0), (1e17, 0.0), (1e-15, 0.0))])
+    x[0], x[1], x[2] = 1.1, 1.6e19, 3e38
+    near = {F32: 1e-6, torch.bfloat16: 1e-2}[dtype]
+    compiled_agrees(lambda x: (x.var(1), x.t().contiguous().var(0)), x.to(dtype), rtol=near, atol=0)
+
+
 @pytest.mark.parametrize("shift", [300.0, -1e4, 1e6])
 def test_large_means(shift):
     x = rows(300, 1.0, shift)
@@ -49,7 +60,7 @@ def test_equal_elements_have_no_deviation(value):
 def test_infinite_and_no_numbers():
     x = rows(300)
     x[0, 7], x[1, 0], x[2, 299], x[3, 0] = torch.inf, torch.nan, -torch.inf, torch.inf
-    compiled_agrees(lambda x: x.std(1), x, rtol=3e-7, atol=0)
+    compiled_agrees(lambda x: (x.std(1), x.var(1), x[:, :9].var(1)), x, rtol=1e-6, atol=0)
 
 
 @one_row_in(2)
@@ -75,3 +86,4 @@ def test_where_float64_stays():
     assert computed_in(lambda x: x.std(1), rows(20000)) == {torch.float64}
     assert computed_in(lambda x: x.std(1), rows(300).double()) == {torch.float64}
     assert computed_in(lambda x: x.var(1), rows(300)) == {F32}
+    assert computed_in(lambda x: x.var(1), rows(200)) == {torch.float64}
