@@ -110,9 +110,13 @@ def turned_back(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.mul")
 def sign_of_table(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """mul(cat([b, a], -1), cat([mul(s, -1), s], -1))  ->  mul(cat([mul(b, -1), a], -1), cat([s, s], -1))."""
+    """mul(cat([b, a], -1), cat([mul(s, -1), s], -1))  ->  mul(cat([mul(b, -1), a], -1), cat([s, s], -1)).
+
+    The table may be reshaped, with rows of the same size.
+    """
     for turned, table in (node.args, node.args[::-1]):
-        halves, signs = _parts(node, turned), _parts(node, table)
+        whole = _of_equal_rows(node, table)
+        halves, signs = _parts(node, turned), _parts(node, whole)
         if halves is None or signs is None or not _is_negated(node, signs[0]) or _is_negated(node, signs[1]):
             continue
         if any(_is_negated(node, h) for h in halves) or not like(node, turned):
@@ -120,8 +124,16 @@ def sign_of_table(node: fx.Node, edit: Editor) -> fx.Node | None:
         if not known_equal(shape(halves[0])[-1], shape(signs[0])[-1]):
             continue
         joined = edit.call(aten.cat.default, [builders.scaled(edit, halves[0], -1), halves[1]], -1)
-        return edit.call(aten.mul.Tensor, joined, edit.call(aten.cat.default, [signs[0].args[0], signs[1]], -1))
+        plain = edit.call(aten.cat.default, [signs[0].args[0], signs[1]], -1)
+        return edit.call(aten.mul.Tensor, joined, builders.reshape(edit, node, plain, shape(table)))
     return None
+
+
+def _of_equal_rows(user: fx.Node, node: Any) -> Any:
+    """What a reshape that keeps the size of rows reads; other nodes themselves."""
+    if not sees(user, node, "aten.reshape") or min(rank(node), rank(node.args[0])) == 0:
+        return node
+    return node.args[0] if known_equal(shape(node)[-1], shape(node.args[0])[-1]) else node
 
 
 @respelling("aten.roll")

@@ -95,9 +95,9 @@ def _is_settled(node: fx.Node) -> bool:
     return not any(isinstance(s, int) and s < 0 for s in node.args[1])
 
 
-@respelling("aten.reshape", "aten.permute", "aten.expand", "aten.slice", "aten.to")
+@respelling("aten.reshape", "aten.permute", "aten.expand", "aten.slice", "aten.select", "aten.to")
 def repeated(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """reshape(x, sizes) written twice  ->  the first of the two; also permute, expand, slice, and casts."""
+    """reshape(x, sizes) written twice  ->  the first of the two; also permute, expand, slice, select, and casts."""
     x = node.args[0]
     if not is_tensor(x) or len(x.users) < 2:
         return None

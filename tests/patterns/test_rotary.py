@@ -105,6 +105,12 @@ def paired(a: Any, b: Any, cos: Any, sin: Any) -> Any:
     return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
 
 
+def by_a_table_of_pairs(x: Any, cos: Any, sin: Any) -> Any:
+    y, t = x.unflatten(-1, (-1, 2)), torch.stack([cos, sin], -1)[None]
+    first, second = y[..., 0] * t[..., 0] - y[..., 1] * t[..., 1], y[..., 1] * t[..., 0] + y[..., 0] * t[..., 1]
+    return torch.stack([first, second], -1).flatten(-2)
+
+
 BY_PRODUCTS: dict[str, Callable[..., Any]] = {
     "halves": lambda x, c, s: joined(*x.chunk(2, -1), c, s),
     "halves, back": lambda x, c, s: joined(*x.chunk(2, -1), c, -s),
@@ -125,6 +131,10 @@ BY_PRODUCTS: dict[str, Callable[..., Any]] = {
         [(z := torch.complex(x[..., :4], x[..., 4:]) * torch.complex(c, s)).real, z.imag], -1
     ),
     "rolled": lambda x, c, s: x * torch.cat([c, c], -1) + torch.roll(x, 4, -1) * torch.cat([-s, s], -1),
+    "rolled, by a table with more dims": lambda x, c, s: (
+        x * torch.cat([c, c], -1)[None, None] + x.roll(4, -1) * torch.cat([-s, s], -1)[None, None]
+    ),
+    "a table of pairs": by_a_table_of_pairs,
     "flipped": lambda x, c, s: (
         x * torch.cat([c, c], -1)
         + torch.cat([-(y := x.unflatten(-1, (2, 4)).flip(-2))[..., 0, :], y[..., 1, :]], -1) * torch.cat([s, s], -1)
