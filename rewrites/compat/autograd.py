@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
+from .kept import keep_copies_of_results, keep_old_values, keep_readings_of_written, looks_into, read_by_backward
 from .min_cut import Fused, knowing
 
 
@@ -73,19 +73,19 @@ def aot_compile(  # noqa: PLR0913 - a compiler for each kind of graph, and how t
     def partition(joint_module: fx.GraphModule, inputs: Any, **more: Any) -> Any:
         joint(joint_module)
         if recompute is not None:
-            _keep_readings_of_written(joint_module.graph)
+            keep_readings_of_written(joint_module.graph)
         _keep_draws_apart(joint_module.graph)
         _drop_detached(joint_module.graph)
-        read = _read_by_backward(joint_module.graph)
+        read = read_by_backward(joint_module.graph)
         settings = {"activation_memory_budget": 1.0 if recompute is None else recompute}
         if exact_draws:
             settings["graphsafe_rng_functionalization"] = False
         with config.patch(settings), knowing(fused):
             graphs = split(joint_module, inputs, **more)
         _tell_what_is_drawn_again(graphs[1].graph)
-        _keep_old_values(graphs[0].graph, more["num_fwd_outputs"])
+        keep_old_values(graphs[0].graph, more["num_fwd_outputs"], _written(graphs[0].graph))
         if continued and recompute is not None:
-            _keep_copies_of_results(graphs[0].graph, more["num_fwd_outputs"], read)
+            keep_copies_of_results(graphs[0].graph, more["num_fwd_outputs"], read)
         return graphs
 
     # Gradients of results whose elements share memory cannot lie as these do: each would overwrite its neighbours.
@@ -170,7 +170,7 @@ def _drop_detached(graph: fx.Graph) -> None:
     while waiting:
         node = waiting.pop()
         kept.add(node)
-        if node.op == "call_function" and _looks_into(node):
+        if node.op == "call_function" and looks_into(node):
             waiting += node.all_input_nodes
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         if node not in kept and "recompute" not in node.meta:
@@ -178,95 +178,13 @@ def _drop_detached(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _keep_readings_of_written(graph: fx.Graph) -> None:
-    """Have what is computed from an input that the program writes to kept for the backward, never computed again there.
-
-    The write is done by then:
-
-        n += 1; return x * n      backward: grad * (n + 1), n written already
-    """
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-    waiting = [write.args[0] for write in writes]
-    seen = {*waiting, *writes}
-    while waiting:
-        for user in waiting.pop().users:
-            if user in seen or user.op != "call_function":
-                continue
-            seen.add(user)
-            if _looks_into(user):
-                waiting.append(user)
-            else:
-                user.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)  # a checkpoint's is eager's, too
-
-
-def _keep_old_values(forward: fx.Graph, results: int) -> None:
-    """Have copies kept for the backward of inputs that are written after the forward graph has run.
-
-    AOTAutograd copies such an input first, and writes to it when the graph has run. A cut keeps the input itself, to
-    copy it again in the backward, which autograd refuses after the write:
-
-        t.mul_(s)       the gradient of s reads t before the write
-    """
-    copies = {}
-    for node in forward.find_nodes(op="call_function", target=torch.ops.aten.clone.default):
-        if "stack_trace" not in node.meta and node.args[0].op == "placeholder":  # no copy of the program's
-            copies[node.args[0]] = node
-    output = forward.output_node()
-    values = list(output.args[0])  # type: ignore[arg-type]
-    kept = [copies.get(node, node) if isinstance(node, fx.Node) else node for node in values[results:]]
-    if kept != values[results:]:
-        output.args = (type(output.args[0])([*values[:results], *kept]),)
-
-
-def _read_by_backward(joint: fx.Graph) -> frozenset[str]:
-    """The values that a backward reads before anything is computed again: eager keeps them, too."""
-    backward: set[fx.Node] = set()
-    for node in joint.nodes:
-        tangent = node.op == "placeholder" and "tangents" in str(node.target)
-        if tangent or (node.op != "output" and any(given in backward for given in node.all_input_nodes)):
-            backward.add(node)
-    return frozenset(given.name for node in backward for given in node.all_input_nodes if given not in backward)
-
-
-def _keep_copies_of_results(forward: fx.Graph, results: int, read: frozenset[str]) -> None:
-    """Have copies kept of results from which the backward only computes values again that eager keeps.
-
-    The program may write to its results before the backward runs, where eager has kept other values:
-
-        s = q @ k.mT; w = s.softmax(-1); (graph break); s.add_(1)      kept: s, of which the backward makes w again
-    """
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    output = forward.output_node()
-    values = list(output.args[0])  # type: ignore[arg-type]
-    written = {_memory(node) for node in values[:results] if isinstance(node, fx.Node)} - {None}
-    for place, node in enumerate(values[results:], results):
-        if not isinstance(node, fx.Node) or node.op == "placeholder" or node.name in read:
-            continue
-        if _memory(node) not in written:
-            continue
-        value = node.meta["val"]
-        copied = torch.empty_like(value)
-        if all(statically_known_true(a == b) for a, b in zip(copied.stride(), value.stride(), strict=True)):
-            with forward.inserting_before(output):
-                values[place] = forward.call_function(torch.ops.aten.clone.default, (node,))
-            values[place].meta = {"val": copied, "stack_trace": node.meta.get("stack_trace")}
-    output.args = (type(output.args[0])(values),)
-
-
-def _memory(node: fx.Node) -> int | None:
-    value = node.meta.get("val")
-    plain = isinstance(value, torch.Tensor) and value.layout == torch.strided
-    return value.untyped_storage()._cdata if plain else None
-
-
-def _looks_into(node: fx.Node) -> bool:
-    """Whether a call gives views of what it is given."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return node.target is operator.getitem
-    return any(result.alias_info is not None for result in node.target._schema.returns)
+def _written(forward: fx.Graph) -> frozenset[fx.Node]:
+    """The inputs that AOTAutograd writes to; all of them if it does not say which."""
+    metadata = _metadata()
+    inputs = forward.find_nodes(op="placeholder")[0 if metadata is None else len(metadata.tokens) :]
+    if metadata is None or len(metadata.input_info) != len(inputs):  # subclasses are several inputs
+        return frozenset(inputs)
+    return frozenset(node for node, info in zip(inputs, metadata.input_info, strict=True) if info.mutates_data)
 
 
 def _have_shared_elements(graph_module: fx.GraphModule) -> bool:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from support.thorough import one_row_in, takes_turns
 from support.wrapping import Doubled, attend, unwrapped
-from torch import nn
+from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 import regraft
@@ -387,6 +387,31 @@ def test_the_backward_computes_nothing_anew_from_what_the_program_has_written(na
             run(x).sum().backward()
         torch.testing.assert_close(own.weight.grad, eager.weight.grad)
         torch.testing.assert_close(own.state, eager.state)
+
+
+NO_LINES = {  # copies of inputs in code without a line of the user's
+    "group norm": lambda: nn.GroupNorm(3, 6),
+    "instance norm": lambda: nn.InstanceNorm1d(6, affine=True),
+    "in order": lambda: fx.symbolic_trace(lambda x: x.contiguous().cos() * x),
+    "copied": lambda: fx.symbolic_trace(lambda x: x.clone().cumsum(-1).sin()),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", NO_LINES)
+def test_backwards_of_transposed_inputs_read_them_as_they_lie(name, dynamic):
+    """What is kept is the input, and no copy with other strides, which a backward of symbolic sizes would not know."""
+    torch.compiler.reset()
+    program = NO_LINES[name]()
+    compiled = torch.compile(program, backend="regraft", dynamic=dynamic, options={"strict": True})
+    given = torch.linspace(-2, 2, 4 * 6 * 5).sin().reshape(5, 6, 4).transpose(0, 2)
+    weight = torch.linspace(0.5, 1.5, given.numel()).reshape(given.shape)
+    gradients = []
+    for run in (program, compiled):
+        x = given.clone().requires_grad_()
+        (run(x) * weight).sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("training", [False, True])
