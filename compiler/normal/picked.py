@@ -1,6 +1,7 @@
 """One number of each row, picked by a class, and its logarithm among all of the row.
 
 x[arange(n), t]                              ->   reshape(gather(x, -1, t[:, None]), [n])
+gather(z - logsumexp(z, [-1], True), -1, t)  ->   gather(z, -1, t) - logsumexp(z, [-1], True)
 logsumexp(z, [-1]) - gather(z, -1, t)        ->   neg(gather(z, -1, t) - logsumexp(z, [-1], True))
 
 The last one is not ``gather(log_softmax(z, -1), -1, t)``: of a row that holds infinity, it is -inf for other classes,
@@ -19,7 +20,7 @@ from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, 
 from ...rewrites.respell import Respelling, respelling
 from ...rewrites.symbolic import known_equal, same_shape
 from . import builders
-from .analysis import is_float, last
+from .analysis import is_float, last, reduction
 from .exponent_sums import SHIFTED
 
 aten = torch.ops.aten
@@ -54,6 +55,23 @@ def _counts(node: fx.Node, rows: Any, size: Any) -> bool:
     return start == 0 and step == 1 and bool(known_equal(end, size))
 
 
+@respelling("aten.gather")
+def choice_of_logarithms(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """gather(z - logsumexp(z, [-1], True), -1, t)  ->  gather(z, -1, t) - logsumexp(z, [-1], True), one class a row."""
+    logs, dim, index = node.args[:3]
+    if not sees(node, logs, "aten.sub") or arguments(logs).get("alpha", 1) != 1 or not last(node, dim):
+        return None
+    z, total = logs.args[:2]
+    found = reduction(node, total, "aten.logsumexp") if is_tensor(total) and is_float(z) else None
+    if found is None or found[0] is not z or found[1] != rank(z) - 1 or not _is_one_a_row(z, index):
+        return None
+    return edit.call(aten.sub.Tensor, edit.call(aten.gather.default, z, -1, index), total)
+
+
+def _is_one_a_row(z: fx.Node, index: Any) -> bool:
+    return rank(z) == rank(index) and same_shape(shape(index), (*shape(z)[:-1], 1))
+
+
 @respelling("aten.sub")
 def logarithm_of_choice(node: fx.Node, edit: Editor) -> fx.Node | None:
     """gather(z, -1, t) - logsumexp(z, [-1])  ->  gather(z, -1, t) - logsumexp(z, [-1], True), for one class a row."""
@@ -68,8 +86,14 @@ def logarithm_of_choice(node: fx.Node, edit: Editor) -> fx.Node | None:
             continue
         z, index = choice.args[0], choice.args[2]
         dims = log.args[1] if isinstance(log.args[1], (list, tuple)) else [log.args[1]]
-        one = is_float(z) and rank(z) == rank(index) and same_shape(shape(index), (*shape(z)[:-1], 1))
-        if log.args[0] is z and one and len(dims) == 1 and last(z, dims[0]) and last(z, choice.args[1]):
+        if (
+            log.args[0] is z
+            and is_float(z)
+            and _is_one_a_row(z, index)
+            and len(dims) == 1
+            and last(z, dims[0])
+            and last(z, choice.args[1])
+        ):
             made = _logarithm(edit, node, z, index, log)
             if made is node:
                 return None
@@ -93,6 +117,6 @@ def _unshaped(node: fx.Node, value: Any) -> Any:
     return value.args[0] if op_name(value) == "aten.reshape" and sees(node, value, "aten.reshape") else value
 
 
-PICKED: tuple[Respelling, ...] = (element_of_each_row, logarithm_of_choice)
+PICKED: tuple[Respelling, ...] = (element_of_each_row, choice_of_logarithms, logarithm_of_choice)
 
 __all__ = ["PICKED"]

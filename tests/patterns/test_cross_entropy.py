@@ -34,6 +34,11 @@ FOUND = {
     "minus all": lambda z, t: (z.gather(1, t[:, None]) - z.logsumexp(-1, keepdim=True)).squeeze(1),
     "all minus one": lambda z, t: (torch.logsumexp(z, 1) - z[torch.arange(z.size(0)), t]).mean(),
     "by hand": shifted,
+    "of logarithms": lambda z, t: -(z - z.logsumexp(-1, keepdim=True)).gather(1, t[:, None]).squeeze(1).mean(),
+    "of logarithms by hand": lambda z, t: (
+        (y := z - z.amax(1, keepdim=True)) - y.exp().sum(1, keepdim=True).log()
+    ).gather(1, t[:, None]),
+    "by a distribution": lambda z, t: torch.distributions.Categorical(logits=z, validate_args=False).log_prob(t),
     "masked": lambda z, t: (
         torch.where(t > 2, -z.log_softmax(-1).gather(1, t[:, None])[:, 0], 0.0).sum() / (t > 2).sum()
     ),
@@ -84,7 +89,19 @@ def test_half_precision():
 
 
 @pytest.mark.parametrize("nan", ["eager", "safe"])
-@pytest.mark.parametrize("name", ["gathered", "at places", "minus all", "all minus one", "by hand", "masked"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gathered",
+        "at places",
+        "minus all",
+        "all minus one",
+        "by hand",
+        "of logarithms",
+        "of logarithms by hand",
+        "masked",
+    ],
+)
 def test_infinite_rows(name, nan):
     """NaN, infinities and gradients of each class are eager's: logsumexp and log_softmax differ in such rows."""
     rows = [[0, 1, INFINITY, 2], [INFINITY, -INFINITY, 0, 1], [-INFINITY] * 4, [INFINITY] * 4, [0, -INFINITY, 1, 2]]
