@@ -76,6 +76,7 @@ from .runtime.graph_cache.unsaved import Unsaved
 from .runtime.overlaps import Lying
 from .runtime.second_derivatives import twice_differentiable
 from .runtime.unguarded import forms_of_gradients
+from .runtime.written_leaves import no_leaves
 from .stages import Stages
 
 logger = logging.getLogger("regraft")
@@ -180,7 +181,7 @@ class Compilation:
             self._contained.attempt(forget_fixed_floats)
             if lying is None:
                 return compiled
-            reliances = [*no_gradients(gm, inputs), *forms_of_gradients(gm, inputs)]
+            reliances = [*no_gradients(gm, inputs), *no_leaves(gm, inputs), *forms_of_gradients(gm, inputs)]
             return relying(compiled, gm, [*reliances, *lying.reliances(reliances)], self.record)
         except Exception as error:  # outside of all passes
             if self._faults.lets_through(error):

@@ -178,6 +178,16 @@ def _overlap_between(inputs: Sequence[Any], written: Sequence[int], held: Sequen
     return any(storage_key(inputs[k]) in keys for k in held)
 
 
+def inputs_written(program: fx.GraphModule, inputs: Sequence[Any]) -> set[int]:
+    """The inputs whose memory the program may write to."""
+    placeholders = program.graph.find_nodes(op="placeholder")[: len(inputs)]
+    try:
+        written = _memories_written(program)
+        return {k for k, node in enumerate(placeholders) if _is_among(node, written)}
+    except (RuntimeError, NotImplementedError):  # tensors without memory of their own
+        return set()
+
+
 def _is_among(node: fx.Node, memories: set[int] | None) -> bool:
     """Whether an input lies in one of these memories, as far as is known."""
     seen = _seen(node)
