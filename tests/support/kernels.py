@@ -5,6 +5,8 @@ compiled_agrees(lambda x: x.relu(), torch.randn(3, 4))       every kernel in C++
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +38,21 @@ def numbers(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def avx512_text(function: Callable[..., Any], *inputs: torch.Tensor) -> str:
     """The C++ of a function's kernels for processors with AVX-512."""
     return "".join(kernel_text(k, target("avx512")) for k in schedule(lowered(function, *inputs).program).kernels)
+
+
+@contextmanager
+def before_a_page(dtype: torch.dtype, count: int) -> Iterator[torch.Tensor]:
+    """Numbers in memory that ends where a page begins that nobody may read."""
+    page, size = mmap.PAGESIZE, count * dtype.itemsize
+    room = -(-size // page) * page
+    memory = mmap.mmap(-1, room + page)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(at + room), page, 0) == 0
+    try:
+        yield torch.frombuffer(memory, dtype=dtype, count=count, offset=room - size).copy_(numbers(count))
+    finally:
+        assert libc.mprotect(ctypes.c_void_p(at + room), page, mmap.PROT_READ | mmap.PROT_WRITE) == 0
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from .kernel_text import kernel_text
 from .prelude_math import operations
 from .prelude_memory import MEMORY
 from .prelude_runtime import RUNTIME
+from .prelude_turns import TURNS
 from .prelude_types import TYPES
 from .prelude_use import used_of
 from .target import InstructionSet, host_target
@@ -130,7 +131,7 @@ def _units(names: Sequence[str]) -> list[list[str]]:
 
 @functools.cache
 def _prelude(target: InstructionSet) -> str:
-    return "\n".join([TYPES, MEMORY, RUNTIME, operations(target.vector_bytes, target.functions)])
+    return "\n".join([TYPES, MEMORY, TURNS, RUNTIME, operations(target.vector_bytes, target.functions)])
 
 
 def source_of(functions: Sequence[str], target: InstructionSet) -> LibrarySource:

@@ -15,8 +15,10 @@ from ...ir.lanes import Lanes, LoopTile, Turned
 from ...ir.program import Reduction
 from ...ir.reducers import REDUCERS
 from ...ir.value import Guarded, Load, Op, Result, Value, indices_of, operands, walk
+from .plan import weight_of
 from .reductions import Accumulators
 from .stores import exclusive, write_store
+from .turned import IN_TURNS, WRITTEN
 from .value_text import CppValues, Vectors, depends_on, may_fail
 from .woven import woven
 
@@ -219,23 +221,38 @@ class Loops:
         """Write a block of `count` iterations, at most one a lane: rows of `count` elements, transposed."""
         around = self._out.vectors
         assert around is not None
-        lanes, (suffix, left) = around.lanes, ("", "") if count == around.lanes else ("_if", f", {count}")
-        suffix += "_apart" if self._rows_apart else ""
-        loads = {load: self._rows(load.buffer, load.indices[0], lanes) for load in turned.loads}
-        stores = {store: self._rows(store.buffer, store.indices[0], lanes) for store in turned.stores}
+        loads = {load: self._rows(load.buffer, load.indices[0], around.lanes) for load in turned.loads}
+        stores = {store: self._rows(store.buffer, store.indices[0], around.lanes) for store in turned.stores}
         for rows, address, step, _ in loads.values():
-            self._writer.line(f"load_rows{suffix}({rows}, {address}, {step}{left});")
+            self._move_rows("load", rows, address, step, count)
         at = self._writer.fresh("v")
-        self._writer.line("#pragma GCC unroll 1")  # copies are no faster, and g++ takes up to four times as long
+        work = count * sum(map(weight_of, set(values(loop.body))))
+        whole = any(self._in_turns(step, count) for _, _, step, _ in (*loads.values(), *stores.values()))
+        unrolled = whole and work <= WRITTEN and not self._rows_apart
+        self._writer.line(f"#pragma GCC unroll {count if unrolled else 1}")
         with self._writer.block(f"for (int {at} = 0; {at} < {count}; ++{at})"):
             self._writer.line(f"const i64 {self._named(loop.var)} = {first} + {at};")
-            tiles = {v: f"Codec<{kind}>::up_lanes<{lanes}>({r}[{at}])" for v, (r, _, _, kind) in loads.items()}
+            tiles = {v: f"Codec<{kind}>::up_lanes<{around.lanes}>({r}[{at}])" for v, (r, _, _, kind) in loads.items()}
             kept = {s: (f"{r}[{at}]", kind) for s, (r, _, _, kind) in stores.items()}
             self._out.vectors = replace(around, tiles=tiles, rows=kept)
             self.block(loop.body)
         self._out.vectors, self._out.names.variables[loop.var] = around, first
         for rows, address, step, _ in stores.values():
-            self._writer.line(f"store_rows{suffix}({rows}, {address}, {step}{left});")
+            self._move_rows("store", rows, address, step, count)
+
+    def _move_rows(self, how: str, rows: str, address: str, step: str, count: int) -> None:
+        """Load or store the rows of a block; rows of a few elements that follow one another are whole vectors."""
+        assert self._out.vectors is not None
+        apart = "_apart" if self._rows_apart else ""
+        if self._in_turns(step, count):
+            self._writer.line(f"{how}_turns{apart}<{count}>({rows}, {address});")
+        else:
+            suffix, left = ("", "") if count == self._out.vectors.lanes else ("_if", f", {count}")
+            self._writer.line(f"{how}_rows{suffix}{apart}({rows}, {address}, {step}{left});")
+
+    def _in_turns(self, step: str, count: int) -> bool:
+        """Whether rows of `count` elements are taken apart as whole vectors: the next one begins where one ends."""
+        return count in IN_TURNS and step == self._out.at(count)
 
     def _rows(self, buffer: str, offset: Any, lanes: int) -> tuple[str, str, str, str]:
         """Declare vectors for rows of a buffer: their name, the address of the first lane's row, the step, the type."""

@@ -1,6 +1,7 @@
 """Accesses that are scattered over lanes but contiguous along an inner loop: blocks of them are transposed.
 
 lanes of i: for j: y[96*i + j] = f(i, j)   ->   for 16 j at a time: 16 vectors of f, transposed, stored as 16 rows
+lanes of i: for j < 7: fold x[7*i + j]     ->   7 whole vectors are 16 rows, of which every seventh element is selected
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ...ir.value import Guarded, Load
 NEAR = 4  # distance of lanes, in elements, up to which whole vectors are read and lanes are selected from them
 APART = 4  # blocks of rows of one kernel up to which each is transposed by code of its own
 _LEAST = 5  # elements of a row from which on blocks of rows are transposed although no row fills a vector
+IN_TURNS = (5, 6, 7, 8, 9, 10, 12)  # elements of rows that are taken apart as whole vectors
+WRITTEN = 128  # operations of such rows up to which they are written one by one: more take g++ four times as long
 ANYWHERE = 1 << 40  # a stride that holds for this many lanes holds for any offset
 
 

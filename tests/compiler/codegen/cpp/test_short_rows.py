@@ -21,6 +21,11 @@ def written(function, *inputs, name="avx512"):
     return "\n".join(kernel_text(k, target(name)) for k in schedule(program, target=CPU).kernels)
 
 
+def in_rows(text):
+    """Whether lanes lie across rows, which are read or written as transposed blocks or as whole vectors."""
+    return "_rows" in text or "_turns" in text
+
+
 def numbers(rows, length, dtype=torch.float32):
     # The same in each run: the norm of two numbers that happen to be alike is as far from eager's as these round.
     x = torch.randn(rows, length, generator=torch.Generator().manual_seed(length)) * 3
@@ -76,17 +81,17 @@ def test_rows_of_columns_and_parts_of_rows():
 
 
 def test_which_rows_are_transposed():
-    turned = lambda length, rows=4096: "load_rows" in written(lambda x: x.softmax(-1), torch.randn(rows, length))  # noqa: E731
+    turned = lambda length, rows=4096: in_rows(written(lambda x: x.softmax(-1), torch.randn(rows, length)))  # noqa: E731
     assert turned(10) and turned(18) and turned(32)
     assert not turned(512) and not turned(18, rows=16)
-    assert "load_rows" not in written(lambda x: x.sum(-1), torch.randn(4096, 128))
+    assert not in_rows(written(lambda x: x.sum(-1), torch.randn(4096, 128)))
 
 
 @pytest.mark.parametrize(
     ("function", "lengths"),
     [
         (lambda x: x.log_softmax(-1), {18: True, 64: True, 80: True, 128: False}),
-        (lambda x: x.var(-1), {48: True, 128: False}),
+        (lambda x: x.var(-1), {40: True, 128: False}),  # in float64
         (lambda x: x.argmax(-1), {48: True, 128: False}),
         (lambda x: x.amax(-1), {33: True, 64: False, 128: False}),
     ],
@@ -94,7 +99,7 @@ def test_which_rows_are_transposed():
 )
 def test_how_long_rows_may_be(function, lengths):
     """Longer where joins wait for each other or functions follow, shorter where the only fold of a row is cheap."""
-    assert {n: "load_rows" in written(function, torch.randn(4096, n)) for n in lengths} == lengths
+    assert {n: in_rows(written(function, torch.randn(4096, n))) for n in lengths} == lengths
 
 
 @one_unit()
@@ -122,14 +127,14 @@ def test_places_that_are_read_again(name):
 def test_rows_of_large_memory_are_read_as_they_lie(rows, length, across):
     """Unless they are so short that a block of them is a few lines of the cache."""
     text = written(lambda x: x.softmax(-1), torch.empty(rows, length))
-    assert ("load_rows" in text) == across
+    assert in_rows(text) == across
 
 
 def test_many_blocks_of_rows_pay_for_functions_alone():
     """With more than four, they are transposed by functions."""
     x = torch.empty(2000, 27)
-    assert "load_rows" not in written(lambda x: (x.relu(), F.layer_norm(x, x.shape[-1:])), x)
-    assert "load_rows" in written(lambda x: F.layer_norm(x, x.shape[-1:]), x)
+    assert not in_rows(written(lambda x: (x.relu(), F.layer_norm(x, x.shape[-1:])), x))
+    assert in_rows(written(lambda x: F.layer_norm(x, x.shape[-1:]), x))
 
 
 def differences(x):
@@ -200,11 +205,11 @@ def test_how_long_rows_may_be_that_are_read_beside_what_was_stored(function, len
 
     def across(length):
         inputs = [torch.empty(4096), torch.empty(length)] if function is splines else [torch.empty(4096, length)]
-        return "_rows" in written(function, *inputs)
+        return in_rows(written(function, *inputs))
 
     assert {n: across(n) for n in lengths} == lengths
 
 
 def test_rows_that_are_read_as_they_were_stored_have_lanes_along_them():
     x, y = torch.empty(4096, 48), torch.empty(4096, 1)
-    assert "_rows" not in written(lambda x, y: (x + y) * torch.arange(48.0), x, y)
+    assert not in_rows(written(lambda x, y: (x + y) * torch.arange(48.0), x, y))

@@ -1,11 +1,8 @@
 """Every second, third or fourth element of 64 bits: whole vectors are read and chosen from, nothing beyond a buffer."""
 
-import ctypes
-import mmap
-
 import pytest
 import torch
-from support.kernels import compiled_agrees, one_unit
+from support.kernels import before_a_page, compiled_agrees, one_unit
 from support.lowering import trace
 from support.thorough import one_row_in, takes_turns
 
@@ -48,15 +45,8 @@ def test_whole_vectors_are_chosen_from() -> None:
 @pytest.mark.parametrize("step", [2, 3, 4])
 def test_nothing_is_read_past_the_end(step: int) -> None:
     """The buffer ends where a page that nobody may read begins."""
-    page, rows = mmap.PAGESIZE, 24
-    memory = mmap.mmap(-1, 2 * page)
-    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mprotect(ctypes.c_void_p(at + page), page, 0) == 0
-    x = torch.frombuffer(memory, dtype=torch.int64, count=rows * step, offset=page - 8 * rows * step).view(rows, step)
-    x.copy_(torch.randint(-99, 99, (rows, step)))
-    try:
-        compiled_agrees(columns, x)
-        compiled_agrees(lambda x: x[:, -1] * 2, x)
-    finally:
-        assert libc.mprotect(ctypes.c_void_p(at + page), page, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+    with before_a_page(torch.int64, 24 * step) as given:
+        for function in (columns, lambda x: x[:, -1] * 2):
+            torch.compiler.reset()
+            x = given.view(24, step)
+            assert torch.equal(torch.compile(function, backend="regraft")(x), function(x))

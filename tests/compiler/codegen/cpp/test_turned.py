@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.kernels import avx512_text, compiled_agrees, flat_buffer, one_unit, run_compiled
+from support.kernels import avx512_text, before_a_page, compiled_agrees, flat_buffer, one_unit, run_compiled
 from support.thorough import one_row_in
 
 from regraft.compiler.codegen.cpp import turned
@@ -75,6 +75,38 @@ def test_rows_written_by_folds_across():
         compiled_agrees(norm, x, w)
         compiled_agrees(lambda x, w: norm(x, w).bfloat16(), x, w, rtol=2e-2, atol=2e-2)  # noqa: B023
         compiled_agrees(lambda x: x.permute(0, 2, 3, 1).softmax(-1) > 0.05, x)
+
+
+@one_row_in(2)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int32], ids=str)
+@one_unit()
+def test_rows_of_a_few_elements(dtype):
+    """Rows that follow one another are whole vectors, those that do not are transposed."""
+    for width in range(3, 14):
+        x, w = numbers(67, width, dtype=dtype).nan_to_num(1.0, 2.0, -2.0), numbers(2, width + 1, dtype=dtype)[1, 1:]
+        compiled_agrees(lambda x, w: (x.flip(-1) == w, x.double().sum(-1)), x, w, rtol=0, atol=0)
+        compiled_agrees(lambda x, w: (x.amax(-1), (x == w).to(x.dtype)), x[:, 1:], w[1:], rtol=0, atol=0)
+        if dtype.is_floating_point:
+            compiled_agrees(lambda x, w: (x.softmax(-1), x * w), x, w)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_rows_of_a_few_elements_at_the_end_of_memory(dtype):
+    def folds(*rows):
+        return [fold for x in rows for fold in (x.amax(-1), x.argmin(-1))]
+
+    with before_a_page(dtype, 48 * 12) as given, torch.no_grad():
+        rows = [given[-48 * width :].view(48, width) for width in (5, 6, 7, 8, 9, 10, 12)]
+        for ours, theirs in zip(torch.compile(folds, backend="regraft")(*rows), folds(*rows), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.skipif(host_target().name != "avx512", reason="how many lanes there are depends on the instructions")
+def test_which_rows_are_taken_apart():
+    norm = lambda x: torch.nn.functional.layer_norm(x, x.shape[1:])  # noqa: E731
+    assert [n for n in range(2, 16) if "load_turns<" in avx512_text(norm, torch.randn(640, n))] == [*turned.IN_TURNS]
+    assert "store_turns<7>" in avx512_text(norm, torch.randn(640, 7))
+    assert "load_turns" not in avx512_text(norm, torch.randn(640, 8)[:, :7])
 
 
 def steps(x, d, a, b, c):
