@@ -25,6 +25,7 @@ from ..rewrites.reason import Reason
 from ..rewrites.rule import Numerics, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import known_equal
+from .cross_entropy_overlooked import overlooked_choices
 
 _NO_CLASS = -(1 << 62)
 """No target counts as ignored: `gather` refuses whatever is no class, and so does `nll_loss` then."""
@@ -75,6 +76,7 @@ def _sample(**given: Any) -> Sample:
     derived={"keeps_infinities": _keeps_infinities},
     numerics=Numerics(slack=4.0),
     escapes="keep",  # of what is left, equal calls are computed once
+    overlooked=overlooked_choices,
     profitable=True,  # the same forward, and a backward without a scatter
 )
 def picked_log_softmax(z: Any, index: Any) -> Any:

@@ -2,6 +2,7 @@
 
     activations    a value that equals an activation at a few points
     attention      a product that reads the weights of a softmax of scores, and what is done to them before
+    cross_entropy  logarithms of probabilities of which one of a row is picked by other ways than a gather
     normalization  a value that is divided by its own deviation
     rotary         halves that are turned and written in place, pairs that are turned by matrices
 

@@ -58,6 +58,27 @@ REFUSED = {
     "in another order": lambda z, t: z.log_softmax(1)[torch.arange(len(z)).flip(0), t],
 }
 
+OVERLOOKED = {
+    "logarithms of weights": ("logarithm-of-rounded", lambda z, t: -z.softmax(1).log().gather(1, t[:, None])),
+    "logarithms of picked weights": (
+        "logarithm-of-rounded", lambda z, t: -(z.softmax(-1)[torch.arange(len(z)), t] + 1e-8).log().mean()
+    ),
+    "one-hot rows": ("one-hot-classes", lambda z, t: -(F.one_hot(t, CLASSES).to(z) * z.log_softmax(1)).sum(1)),
+    "one-hot rows by einsum": (
+        "one-hot-classes", lambda z, t: torch.einsum("nc,nc->n", -z.log_softmax(1), F.one_hot(t, CLASSES).to(z))
+    ),
+    "compared classes": (
+        "compared-classes",
+        lambda z, t: torch.where(torch.arange(CLASSES) == t[:, None], z.log_softmax(1), 0.0).sum(1),
+    ),
+}  # fmt: skip
+NOTHING_TOLD = {
+    "an entropy": lambda z, t: -(z.softmax(1) * (z.softmax(1) + 1e-8).log()).sum(1),
+    "soft targets": lambda z, t: -(z.roll(1, 0).softmax(1) * z.log_softmax(1)).sum(1),
+    "another logarithm": lambda z, t: z.sigmoid().log().gather(1, t[:, None]),
+    "two choices": lambda z, t: torch.where(t[:, None] > 2, z.log_softmax(1), 0.0).sum(1),
+}
+
 
 def inputs(dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
@@ -78,6 +99,19 @@ def test_found(name, dynamic):
 def test_left_alone(name):
     made = rewritten(REFUSED[name], inputs())
     assert made.count("loss") == 0
+
+
+@pytest.mark.parametrize("name", OVERLOOKED)
+def test_other_choices_are_told(name):
+    code, loss = OVERLOOKED[name]
+    made = rewritten(loss, inputs())
+    assert made.count("loss") == 0
+    assert [miss.code for miss in made.record.near_misses if miss.family == "loss"] == [code]
+
+
+@pytest.mark.parametrize("name", NOTHING_TOLD)
+def test_nothing_is_told_of_other_sums(name):
+    assert not [miss for miss in rewritten(NOTHING_TOLD[name], inputs()).record.near_misses if miss.family == "loss"]
 
 
 def test_half_precision():
