@@ -91,6 +91,7 @@ def linear_of_rows(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     if rank(inner) != 2 or any(op_name(user) != "aten.reshape" for user in inner.users):
         return None
-    if not same_shape([*shape(x)[:-1], shape(inner)[-1]], shape(node)):
+    columns = shape(inner.args[0])[-1]  # of no elements, `x` may have any number of columns
+    if not same_shape([*shape(node)[:-1], columns], shape(x)) or not known_equal(shape(node)[-1], shape(inner)[-1]):
         return None
     return edit.call(aten.linear.default, x, *inner.args[1:])

@@ -1,4 +1,4 @@
-"""Tensors without dims: 0 and -1 name a dim that they do not have."""
+"""Tensors without dims, where 0 and -1 name a dim that they do not have, and tensors without elements."""
 
 import pytest
 import torch
@@ -40,3 +40,36 @@ def test_operators_over_a_dim(gradient):
     compiled = torch.compile(program, backend="regraft", options={"strict": True}, fullgraph=True)
     for ours, eager in zip(run(compiled), run(program), strict=True):
         torch.testing.assert_close(ours, eager)
+
+
+W, BIAS = torch.linspace(-1, 1, 16).reshape(4, 4), torch.linspace(0, 1, 4)
+HALVES = (0, 3, 2, 2)
+WITHOUT_ELEMENTS = {  # reshaping may give them any number of columns
+    "rows": ((0, 2, 2), lambda x: F.linear(x.reshape(-1, 4), W, BIAS).reshape(0, 2, 4)),
+    "rows and a matrix": ((0, 2, 2), lambda x: torch.addmm(BIAS, x.reshape(0, 4), W).reshape(0, 2, 4)),
+    "rows twice": ((0, 3, 4), lambda x: F.linear(F.linear(x, W).reshape(-1, 4), W).reshape(0, 2, 4) @ W),
+    "merged heads": (HALVES, lambda x: F.linear(x.transpose(1, 2).reshape(0, 3, 4), W)),
+    "heads": (HALVES, lambda x: F.scaled_dot_product_attention(x, x, x).transpose(1, 2).reshape(0, 2, 4) @ W),
+    "weights": (HALVES, lambda x: ((x @ x.mT).softmax(-1) @ x).reshape(0, 6, 2).mean(-1)),
+    "encoder": ((0, 3, 4), lambda x: F.gelu(F.layer_norm(x + F.linear(x, W), (4,))).flatten(1)),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_ELEMENTS)
+def test_programs_of_batches_without_elements(name):
+    size, program = WITHOUT_ELEMENTS[name]
+    compiled = torch.compile(program, backend="regraft", options={"strict": True}, fullgraph=True)
+    ours, eager = torch.randn(size, requires_grad=True), torch.randn(size, requires_grad=True)
+    result, expected = compiled(ours), program(eager)
+    torch.testing.assert_close(result, expected)
+    result.sum().backward()
+    assert ours.grad is not None and ours.grad.shape == size
+
+
+def test_attention_modules_train_on_batches_without_elements():
+    module = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+    compiled = torch.compile(module, backend="regraft", options={"strict": True})
+    x, memory = (torch.randn(0, 3, 4, requires_grad=True) for _ in range(2))
+    compiled(x, memory, memory, need_weights=False)[0].sum().backward()
+    assert x.grad is not None and module.in_proj_weight.grad is not None
+    assert not module.in_proj_weight.grad.any()
