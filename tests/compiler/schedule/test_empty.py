@@ -1,10 +1,12 @@
 """Definitions over empty spaces keep their stores and lose all else."""
 
+import pytest
 import torch
 from support.schedules import Builder, assert_same, number, op
 
 from regraft.compiler.ir.index.index import Late
 from regraft.compiler.ir.program import Definition
+from regraft.compiler.ir.value import Load, walk
 from regraft.compiler.schedule.dependences import tokens
 from regraft.compiler.schedule.empty import without_empty_work
 
@@ -25,10 +27,14 @@ def test_reductions_for_no_rows_vanish():
     assert_same(b.program(made))
 
 
-def test_reductions_of_no_columns_stay():
-    b, made = reduction((3,), (0,))
+@pytest.mark.parametrize(("sizes", "reduced"), [((3,), (0,)), ((20,), (3, 0)), ((), (0,))])
+def test_reductions_of_no_columns_stay_and_read_nothing(sizes, reduced):
+    """What they read has no memory, not even at its start, where a loop's invariants would be read from."""
+    b, made = reduction(sizes, reduced)
     (item,) = b.program(made).items
-    assert without_empty_work(item) is item
+    empty = without_empty_work(item)
+    assert (empty.loops, empty.reduced, empty.stores) == (item.loops, item.reduced, item.stores)
+    assert not [read for r in empty.reductions for read in walk(r.values) if isinstance(read, Load)]
     assert_same(b.program(made))
 
 
