@@ -20,7 +20,7 @@ from .reductions import Accumulators
 from .stores import exclusive, write_store
 from .turned import IN_TURNS, WRITTEN
 from .value_text import CppValues, Vectors, depends_on, may_fail
-from .woven import woven
+from .woven import columns, woven
 
 _GROUP = 64  # number of runs that are joined into a group, before groups are joined
 _Part = Callable[[Sequence[Accumulators], str, str], None]
@@ -107,8 +107,10 @@ class Loops:
                     self._in_lanes(loop, strategy, 1, mask)
 
     def _in_lanes(self, loop: Loop, strategy: Lanes, copies: int, mask: str | None) -> None:
-        varying, together = varying_in(loop, strategy.expanded), woven(loop.body, loop.var, self._out.dependence)
-        vectors = Vectors(loop.var, strategy.lanes, copies, varying, strategy.expanded, strategy.lanes, woven=together)
+        lanes, expanded, dependence = strategy.lanes, strategy.expanded, self._out.dependence
+        vectors = Vectors(loop.var, lanes, copies, varying_in(loop, expanded), expanded, spread=lanes)
+        found = woven(loop.body, loop.var, dependence), columns(loop.body, loop.var, lanes, dependence)
+        vectors = replace(vectors, woven=found[0], columns=found[1])
         self._with(vectors, mask, lambda: self.block(loop.body))
 
     def _with(self, vectors: Vectors, mask: str | None, write: Callable[[], None]) -> None:

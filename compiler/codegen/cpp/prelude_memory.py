@@ -199,19 +199,20 @@ template <int N, class T> INLINE auto pick(Near<N> n, const T* p, i64 left) {
   return gather<N>(p, n.at);
 }
 #if defined(__AVX2__) && !defined(__clang__)
-// Every second, third or fourth element, of whole vectors: none of them ends after the last element that is asked for.
-template <int STEP, class X, class P> INLINE X every(const P* p) {
+// Column COLUMN of a table of STEP columns, of whole vectors of the table. The first SPAN columns are in the buffer in
+// its last row: no vector ends after these. Columns that are read together have the same vectors.
+template <int STEP, int COLUMN, int SPAN, class X, class P> INLINE X every(const P* p) {
   constexpr int N = Count<X>;
   X r, part;
   __builtin_memcpy(&r, p, sizeof r);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int k = 1; k < STEP; ++k) {
-    const int begin = k < STEP - 1 ? k * N : (STEP - 1) * (N - 1);
+    const int begin = k < STEP - 1 ? k * N : STEP * (N - 1) + SPAN - N;
     __builtin_memcpy(&part, p + begin, sizeof part);
     Bits<X> from;
 #pragma GCC unroll 64
     for (int l = 0; l < N; ++l) {
-      const int at = STEP * l;
+      const int at = STEP * l + COLUMN;
       from[l] = at >= k * N ? N + (at - begin < N ? at - begin : 0) : k == 1 ? at : l;
     }
     r = __builtin_shuffle(r, part, from);
@@ -219,27 +220,40 @@ template <int STEP, class X, class P> INLINE X every(const P* p) {
   return r;
 }
 #if defined(MASKS)
-#define EVERY(X, P, STEP) (sizeof(P) > 1 && Count<X> >= 8 && __builtin_constant_p(STEP))
+#define EVERY(X, P, STEP) (sizeof(P) > 1 && Count<X> >= 8)
 #else
-#define EVERY(X, P, STEP) (sizeof(P) == 4 && Count<X> >= 8 && __builtin_constant_p(STEP))
+#define EVERY(X, P, STEP) (sizeof(P) == 4 && Count<X> >= 8 && STEP <= 4)
 #endif
 #else
-template <int STEP, class X, class P> INLINE X every(const P*) { return X{}; }
+template <int STEP, int COLUMN, int SPAN, class X, class P> INLINE X every(const P*) { return X{}; }
 #define EVERY(X, P, STEP) false
 #endif
-template <int N, class T> INLINE auto strided(const T* p, i64 step) {
-  typedef V<Raw<T>, N> X;
-  X r;
-  if (EVERY(X, Raw<T>, step) && step == 2) r = every<2, X>((const Raw<T>*)p);
-  else if (EVERY(X, Raw<T>, step) && step == 3) r = every<3, X>((const Raw<T>*)p);
-  else if (EVERY(X, Raw<T>, step) && step == 4) r = every<4, X>((const Raw<T>*)p);
-  else
-    for (int l = 0; l < N; ++l) {
-      const Raw<T>* q = (const Raw<T>*)p + l * step;
-      if constexpr (sizeof *q == 8) asm("" : "+r"(q));  // or GCC joins loads, and shuffles them apart
-      r[l] = *q;
-    }
+template <int N, class T> INLINE auto one_by_one(const T* p, i64 step) {
+  V<Raw<T>, N> r;
+  for (int l = 0; l < N; ++l) {
+    const Raw<T>* q = (const Raw<T>*)p + l * step;
+    if constexpr (sizeof *q == 8) asm("" : "+r"(q));  // or GCC joins loads, and shuffles them apart
+    r[l] = *q;
+  }
   return Codec<T>::template up_lanes<N>(r);
+}
+template <int N, int STEP, int COLUMN, int SPAN, class T> INLINE auto column(const T* p) {
+  typedef V<Raw<T>, N> X;
+  if constexpr (EVERY(X, Raw<T>, STEP))
+    return Codec<T>::template up_lanes<N>(every<STEP, COLUMN, SPAN, X>((const Raw<T>*)p));
+  else
+    return one_by_one<N>((const T*)((const Raw<T>*)p + COLUMN), STEP);
+}
+template <int N, class T> INLINE auto strided(const T* p, i64 step) {
+  if (!__builtin_constant_p(step) || step > 8) return one_by_one<N>(p, step);
+  if (step == 2) return column<N, 2, 0, 1>(p);
+  if (step == 3) return column<N, 3, 0, 1>(p);
+  if (step == 4) return column<N, 4, 0, 1>(p);
+  if (step == 5) return column<N, 5, 0, 1>(p);
+  if (step == 6) return column<N, 6, 0, 1>(p);
+  if (step == 7) return column<N, 7, 0, 1>(p);
+  if (step == 8) return column<N, 8, 0, 1>(p);
+  return one_by_one<N>(p, step);
 }
 template <int N, class T> INLINE auto strided_if(V<i32, N> m, const T* p, i64 step) {
   V<Raw<T>, N> r = {};

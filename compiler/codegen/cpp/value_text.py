@@ -20,6 +20,7 @@ from ..source_writer import Writer
 from .dtypes import lane_type, literal, scalar_type
 from .index_text import fits_short, index_text, short_text
 from .operations import operation_text
+from .woven import Column
 
 _SAMPLES = 8  # number of vectors of a loop that are examined before it is written
 
@@ -57,6 +58,7 @@ class Vectors:
         tiles: transposed loads, with the current row of each.
         rows: stores that will be transposed, with the variable of the current row and the type in memory.
         woven: groups of stores that are made together at the place of the last one; the other groups are empty.
+        columns: loads of columns of a table that are read together.
     """
 
     var: Var
@@ -68,6 +70,7 @@ class Vectors:
     tiles: Mapping[Load, str] = field(default_factory=dict)
     rows: Mapping[Store, tuple[str, str]] = field(default_factory=dict)
     woven: Mapping[Store, tuple[Store, ...]] = field(default_factory=dict)
+    columns: Mapping[Load, Column] = field(default_factory=dict)
 
 
 class CppValues:
@@ -314,6 +317,11 @@ class CppValues:
             return self._splat(f"get({address})", value.dtype)
         if stride == 1:
             return f"load{suffix}<{lanes}>({mask}{address})"
+        if value in self.vectors.columns and not mask:
+            column = self.vectors.columns[value]
+            self.prepare(column.first, copy)
+            kept = f"{lanes}, {self.at(stride, copy).removesuffix('ll')}, {column.place}, {column.span}"
+            return f"column<{kept}>({self.address(buffer, column.first, copy)})"
         return f"strided{suffix}<{lanes}>({mask}{address}, {self.at(stride, copy)})"
 
     def _gather(self, buffer: str, offset: Any, copy: int, suffix: str, mask: str) -> str:

@@ -7,13 +7,15 @@ x[3*i], x[3*i + 1], x[3*i + 2]    ->   every third lane of three whole vectors
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ...ir.accesses import Access, loaded_buffers
+from ...ir.accesses import Access, loaded_buffers, roots
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var, sub
 from ...ir.kernel import Assign, Statement
 from ...ir.program import Store
+from ...ir.value import Guarded, Load, Value, operands
 
 MOST = 4  # number of interleaved loads; for more, shuffles cost more than single lanes
 MOST_STORED = 8  # the same of stores, which are woven in halves
@@ -43,6 +45,71 @@ def in_turns(found: Sequence[Access], var: Var, dependence: Dependence) -> set[t
             (buffer, a.offset) for a in found if a.buffer == buffer for s in starts if isinstance(sub(a.offset, s), int)
         }
     return whole
+
+
+@dataclass(frozen=True)
+class Column:
+    """A load of one of the columns of a table that a loop reads together: they are selected from the same vectors.
+
+    Args:
+        first: the offset of the first column.
+        place: how many columns farther on this one is.
+        span: the number of columns from the first to the last one.
+    """
+
+    first: Any
+    place: int
+    span: int
+
+
+def columns(body: Sequence[Statement], var: Var, lanes: int, dependence: Dependence) -> dict[Load, Column]:
+    """Loads of interleaved elements beside each other, of those that each iteration makes."""
+    rows: dict[tuple[str, int], list[list[tuple[int, Load]]]] = {}
+    for load in _always_loaded(body):
+        step = dependence.stride(load.indices[0], var, lanes)
+        if not isinstance(step, int) or not 2 <= step <= MOST_STORED:
+            continue
+        groups = rows.setdefault((load.buffer, step), [])
+        for group in groups:
+            away = sub(load.indices[0], group[0][1].indices[0])
+            if isinstance(away, int):
+                group.append((away, load))
+                break
+        else:
+            groups.append([(0, load)])
+    found: dict[Load, Column] = {}
+    for (_, step), groups in rows.items():
+        for group in groups:
+            found |= _beside(sorted(group, key=lambda member: member[0]), step)
+    return found
+
+
+def _beside(group: Sequence[tuple[int, Load]], step: int) -> dict[Load, Column]:
+    """The columns of loads in the order of memory; single ones are left out."""
+    found: dict[Load, Column] = {}
+    while group:
+        begin, first = group[0]
+        near = [member for member in group if member[0] - begin < step]
+        span = near[-1][0] - begin + 1
+        if span > 1:
+            found |= {load: Column(first.indices[0], away - begin, span) for away, load in near}
+        group = group[len(near) :]
+    return found
+
+
+def _always_loaded(body: Sequence[Statement]) -> dict[Load, None]:
+    """The loads of a body's own statements that no condition guards."""
+    found: dict[Load, None] = {}
+    stack, seen = [value for statement in body for value in roots(statement)], set[Value]()
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if isinstance(value, Load):
+            found[value] = None
+        stack += [value.condition] if isinstance(value, Guarded) else operands(value)
+    return found
 
 
 def woven(body: Sequence[Statement], var: Var, dependence: Dependence) -> dict[Store, tuple[Store, ...]]:

@@ -1,7 +1,8 @@
 """Which loop has lanes in C++, how many, and how memory is read and written then: `golden/plan.txt`, for a look at it.
 
 loop < 768 parallel: 16 lanes, 4 vectors at a time
-load, store; strided 2: every second element; weave: stores that take turns; gather, scatter: anywhere;
+load, store; strided 2: every second element; column: the same, with those beside it; weave: stores that take turns;
+gather, scatter: anywhere;
 load_tile, load_rows, store_rows: transposed; load_turns, store_turns: rows of a few elements as whole vectors;
 get, put: one by one; lanes_add, plain_add: added to memory, side by side and one after the other
 """
@@ -25,9 +26,9 @@ from regraft.compiler.schedule import CPU, schedule
 R = torch.randn
 ROWS = torch.arange(64) * 7 % 64
 MEMORY = (
-    r"\b(load_tile|(?:load|store)_(?:rows|turns)|load|store|weave|strided|gather|near|pick|scatter|get|put"
+    r"\b(load_tile|(?:load|store)_(?:rows|turns)|load|store|weave|strided|column|gather|near|pick|scatter|get|put"
     r"|(?:lanes|plain|atomic)_[a-z]+)"
-    r"(?:_if)?(?:<\d+>)?\("
+    r"(?:_if)?(?:<[\d, ]+>)?\("
 )
 
 PROGRAMS = {

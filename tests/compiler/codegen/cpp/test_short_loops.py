@@ -58,7 +58,7 @@ def test_which_loops_are_unrolled(channels, dtype):
     made, yes = avx512_text(to_last, numbers(2, channels, 20, 20, dtype=dtype)), channels <= 8
     assert ("weave(" in made) == yes and ("load_tile" not in made or not yes)
     back, yes = avx512_text(from_last, numbers(2, 20, 20, channels, dtype=dtype)), channels <= 4
-    assert ("strided<" in back) == yes and ("load_tile" not in back or not yes)
+    assert ("column<" in back) == yes and ("load_tile" not in back or not yes)
 
 
 def test_few_pixels_are_left_as_they_are():

@@ -1,4 +1,4 @@
-"""Every second, third or fourth element of 64 bits: whole vectors are read and chosen from, nothing beyond a buffer."""
+"""Every second to eighth element: whole vectors are read and chosen from, nothing beyond a buffer."""
 
 import pytest
 import torch
@@ -35,18 +35,44 @@ def test_columns_of_narrow_tables(step: int, dtype: torch.dtype, target: str) ->
         compiled_agrees(columns, (torch.randn(rows, step) * 99).to(dtype), target=cpp.target(target))
 
 
+@one_row_in(2)
+@takes_turns("target")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool], ids=str)
+@one_unit()
+def test_columns_that_are_read_together(dtype: torch.dtype, target: str) -> None:
+    """All of a table's, some of them, one of them twice, and those of the next row."""
+    some = {
+        "ends": lambda x: (x[:, 0] == x[:, -1], x[:, 0] > x[:, 1]),
+        "but the first": lambda x: torch.where(x[:, 1] == x[:, -1], x[:, 1], x[:, 0]),
+        "the next row's": lambda x: x.flatten()[1 : -x.shape[1] : x.shape[1]] == x.flatten()[x.shape[1] :: x.shape[1]],
+        "one": lambda x: x[:, -1] == 1,
+        "guarded": lambda x: torch.nn.functional.pad(x[:, 1], (2, 1)) == torch.nn.functional.pad(x[:, 0], (1, 2)),
+    }
+    for step in range(2, 10):
+        for rows in (16, 35):
+            x = (torch.randn(rows, step) * 9).to(dtype)
+            for function in some.values():
+                compiled_agrees(function, x, target=cpp.target(target), rtol=0, atol=0)
+
+
 @pytest.mark.skipif(HOST.name != "avx512", reason="eight elements of 64 bits are a vector with AVX-512 only")
 def test_whole_vectors_are_chosen_from() -> None:
     program = lower(trace(columns, torch.ones(64, 3, dtype=torch.int64))).program
     text = "".join(kernel_text(kernel, HOST) for kernel in schedule(program, target=CPU).kernels)
-    assert "strided<8>" in text
+    assert all(f"column<8, 3, {place}, 3>" in text for place in range(3)) and "strided<" not in text
 
 
-@pytest.mark.parametrize("step", [2, 3, 4])
+@pytest.mark.parametrize("step", range(2, 9))
 def test_nothing_is_read_past_the_end(step: int) -> None:
     """The buffer ends where a page that nobody may read begins."""
     with before_a_page(torch.int64, 24 * step) as given:
-        for function in (columns, lambda x: x[:, -1] * 2):
-            torch.compiler.reset()
-            x = given.view(24, step)
-            assert torch.equal(torch.compile(function, backend="regraft")(x), function(x))
+
+        def some(x: torch.Tensor) -> list[torch.Tensor]:
+            return [columns(x), x[:, -1] * 2, x[:, 0] + x[:, 1], x[:, -1] - x[:, 1], *(x.float()[:, :2] * 2).unbind(1)]
+
+        x = given.view(24, step)
+        compiled = torch.compile(some, backend="regraft")
+        for table in (x, x.flatten()[step - 2 :][: 22 * step + 2].as_strided((23, 2), (step, 1))):
+            for ours, theirs in zip(compiled(table), some(table), strict=True):
+                assert torch.equal(ours, theirs)
