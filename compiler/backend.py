@@ -63,7 +63,7 @@ from .options.rules import resolve_rules
 from .passes.align_rows import strides_of_outputs, take_strides
 from .passes.containment import Containment, PassFailedError
 from .pipeline import refuse_unknown
-from .runtime.as_written import no_gradients, refused_mode, relying
+from .runtime.as_written import refused_mode, relying, usual_calls
 from .runtime.calls import Boxed, as_backward, as_calls, as_forward, as_saved, default_dtype, of_plain_tensors, restored
 from .runtime.cudagraphs.graphs import CudaGraphs, drop_captures
 from .runtime.cudagraphs.host import Split, split_host
@@ -181,7 +181,7 @@ class Compilation:
             self._contained.attempt(forget_fixed_floats)
             if lying is None:
                 return compiled
-            reliances = [*no_gradients(gm, inputs), *no_leaves(gm, inputs), *forms_of_gradients(gm, inputs)]
+            reliances = [*usual_calls(gm, inputs), *no_leaves(gm, inputs), *forms_of_gradients(gm, inputs)]
             return relying(compiled, gm, [*reliances, *lying.reliances(reliances)], self.record)
         except Exception as error:  # outside of all passes
             if self._faults.lets_through(error):

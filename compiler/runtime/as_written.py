@@ -16,9 +16,11 @@ from torch import fx
 
 from ...rewrites.compat import SET_GRAD_MODE
 from ...rewrites.compat.dispatch import forward_ad_active, functionalizing
+from ...rewrites.compat.dynamo import verifies_results
 from ...rewrites.compat.guards import has_negative_zeros
 from ...rewrites.compat.tensors import is_fake, requires_grad
 from ...rewrites.record import Fallback, GraphRecord
+from ...rewrites.symbolic import SYMBOLIC
 
 _Check = Callable[[Sequence[Any]], bool]
 
@@ -72,6 +74,11 @@ def _both(a: _Check, b: _Check) -> _Check:
     return lambda inputs: a(inputs) and b(inputs)
 
 
+def usual_calls(program: fx.GraphModule, inputs: Sequence[Any]) -> list[Reliance]:
+    """Calls outside of inference mode, and by numbers."""
+    return [*no_symbols(), *no_gradients(program, inputs)]
+
+
 def no_gradients(program: fx.GraphModule, inputs: Sequence[Any]) -> list[Reliance]:
     """Inference mode of a program for which gradients can be computed: it enables them itself, or its caller does.
 
@@ -84,6 +91,18 @@ def no_gradients(program: fx.GraphModule, inputs: Sequence[Any]) -> list[Relianc
         return []
     why = "gradients are enabled in inference mode, which has none"
     return [Reliance(lambda _: not torch.is_inference_mode_enabled(), "inference-mode", why)]
+
+
+def no_symbols() -> list[Reliance]:
+    """Numbers as inputs: only Dynamo's `verify_correctness` gives symbols, in one call before any of the user's.
+
+    What it compares results with takes other numbers for symbols that are added or multiplied than they stand for, and
+    so does the program as it was written.
+    """
+    if not verifies_results():
+        return []
+    why = "Dynamo verifies results for symbols"
+    return [Reliance(lambda inputs: not any(isinstance(x, SYMBOLIC) for x in inputs), "symbols-given", why)]
 
 
 def refused_mode(program: fx.GraphModule, inputs: Sequence[Any]) -> tuple[str, str] | None:

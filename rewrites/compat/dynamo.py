@@ -150,6 +150,11 @@ def leave_to_python(message: str) -> NoReturn:
     raise SkipFrame(message)
 
 
+def verifies_results() -> bool:
+    """Whether Dynamo calls what is compiled once to compare its results, with the symbols that it was compiled for."""
+    return bool(torch._dynamo.config.verify_correctness)
+
+
 def forget_fixed_floats() -> None:
     """Have Dynamo treat the floats of further programs as numbers that change.
 

@@ -411,3 +411,23 @@ def test_inputs_that_are_written_and_read_by_the_backward(function, dynamic):
                 results.append((outputs, gradients))
             torch.testing.assert_close(*results)
     assert not report.fallbacks
+
+
+VERIFIED = {
+    "sizes": lambda x, n: x.view(-1)[: x.shape[0]] + x.shape[1] * n,
+    "writes": lambda x, n: x.clone().add_(n) * 2,
+    "sizes of data": lambda x, n: x[x > 0] * n,
+}
+
+
+@one_row_in(2)
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("name", VERIFIED)
+def test_calls_by_which_dynamo_verifies(name, trains):
+    """Dynamo calls what is compiled with its symbols. (Of `n / 3` it takes eager's results for wrong ones, too.)"""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(verify_correctness=True):
+        compiled = torch.compile(VERIFIED[name], backend="regraft")
+        for rows in (3, 5, 4):
+            x = torch.randn(rows, 4, requires_grad=trains)
+            torch.testing.assert_close(compiled(x, rows), VERIFIED[name](x, rows))

@@ -47,7 +47,8 @@ SETTING_UP = {
     "backends_around", "backends_throughout", "bodies", "captured_bodies", "is_renamed_tensor",
     "as_backward", "as_forward", "as_saved", "default_dtype", "is_fake", "requires_grad",
     "relying", "forms_of_gradients", "at_eagers_place", "sizes_unread", "ships_with_torch",
-    "graph_break", "no_gradients", "refusals", "_refused", "twice_differentiable", "versions_written", "writes_inputs",
+    "graph_break", "usual_calls", "no_leaves", "refusals", "_refused", "twice_differentiable",
+    "versions_written", "writes_inputs",
 }  # fmt: skip
 
 
