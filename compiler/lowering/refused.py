@@ -43,11 +43,15 @@ _OF_NO_BOOLS = """
     remainder.Tensor replication_pad1d replication_pad2d replication_pad3d round threshold trunc linalg_cross trace
     argmax argmin _safe_softmax clamp clamp.Tensor clamp_min clamp_max clamp_min.Tensor clamp_max.Tensor
 """
+_MARGINS = (
+    "aten.multi_margin_loss.default", "aten.multilabel_margin_loss.default",
+    "aten.multilabel_margin_loss_forward.default",
+)  # fmt: skip
 # By the device: kernels that exist for others.
 _ON_DEVICES = {
     "cpu": (
         (("aten.avg_pool3d.default",), (torch.bfloat16, torch.float16)),
-        (("aten.multi_margin_loss.default",), (torch.bfloat16, torch.float16, torch.int64)),  # with its labels
+        (_MARGINS, (torch.bfloat16, torch.float16, torch.int64)),  # with their labels
     ),
     "cuda": (
         (("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default"), _INTEGERS),
