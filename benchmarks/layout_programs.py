@@ -226,6 +226,30 @@ PROGRAMS: dict[str, dict[str, Program]] = {
             lambda k: [R(8000 * k), I(500, 8000 * k)],
             (1, 16),
         ),
+        **_both(
+            "counts of edges",
+            lambda t: torch.zeros(500).index_add(0, t, torch.ones(t.shape[0])),
+            lambda k: [I(500, 8000 * k)],
+            (1, 16),
+        ),
+        **_both(
+            "weights of edges",
+            lambda w, v, t: torch.zeros(500).index_add(0, t, w * v + 1),
+            lambda k: [R(8000 * k), R(8000 * k), I(500, 8000 * k)],
+            (1, 16),
+        ),
+        **_both(
+            "histogram of edges",
+            lambda x: torch.zeros(64).index_add(0, ((x + 3) * 10).clamp(0, 63).long(), x),
+            lambda k: [R(8000 * k)],
+            (1, 16),
+        ),
+        **_both(
+            "least of edges",
+            lambda x, t: torch.zeros(500, 1).expand(500, 16).scatter_reduce(0, t[:, None].expand_as(x), x, "amin"),
+            lambda k: [R(1000 * k, 16), I(500, 1000 * k)],
+            (1, 16),
+        ),
         **_both("bag", lambda w, i: w[i].mean(1), lambda k: [R(3000 * k, 64), I(3000 * k, 200 * k, 20)], (1, 16)),
     },
     "columns": {

@@ -38,6 +38,7 @@ _COPIES = 4  # tiles below each other, there and where rows do not begin with ca
 _LINE = 64  # bytes of a cache line
 _SCATTERED = 2  # number of contiguous accesses that take as long as one scattered access
 _TOO_SHORT = 100  # the same for a loop that fills no vector; larger than the number of accesses of any loop
+_FEW = 4  # operations on what is added at selected places that save less in lanes than taking these apart costs
 _UNROLLED = 12  # number of operations up to which a tile is written row by row
 SMALL = 24  # number of operations of a loop's body up to which a fold has all its accumulators
 
@@ -93,6 +94,8 @@ class LoopPlan:
         score = self._score(loop)
         # Joining the lanes takes longer than folding two or three elements one by one.
         worth = variables or not (self._is_short(loop, 2) and updated(loop.body))
+        if self._only_combines(loop):
+            return
         found = self._lanes(loop) if score is not None and worth else None
         if found is not None:
             rows = turned_inside(loop, found.lanes, self._dependence)
@@ -105,6 +108,20 @@ class LoopPlan:
             self._visit(inner)
 
     # -- whether and how ------------------------------------------------------------------------------------------
+
+    def _only_combines(self, loop: Loop) -> bool:
+        """Whether iterations do little more than to add to elements that indices select, which is done one by one."""
+        stores = [s.store for s in loop.body if isinstance(s, Assign)]
+        found = set(values(loop.body))
+        return (
+            len(stores) == len(loop.body)
+            and all(
+                s.mode and self._dependence.stride(s.indices[0], loop.var, self._width // 4) is None for s in stores
+            )
+            and sum(isinstance(v, Op) for v in found) <= _FEW
+            and not any(isinstance(v, Guarded) for v in found)
+            and not self._costly(loop)
+        )
 
     def _beats_inner(self, loop: Loop, score: int) -> bool:
         """Whether lanes along a loop are better than lanes along those inside it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support.kernels import avx512_text
 from support.thorough import one_row_in, takes_turns
 
 
@@ -63,3 +64,33 @@ def test_rows_added_at_computed_places(dtype):
     same(lambda x, i: x.new_zeros(x.shape).index_put((i % 5, i * 3 % 7), x[0, 0], accumulate=True), x, i)
     same(lambda x, i: x.index_copy(0, i[:3] % 5, x[:3] * 2), x, torch.tensor([3, 4, 10]))
     same(lambda x, i: x.index_copy(0, i[:3] % 5, x[:3] * 2), x, torch.tensor([1, 6, 1]))
+
+
+FOLDS = {
+    "counts": lambda x, i: torch.zeros(30).index_add(0, i, torch.ones(i.shape[0])),
+    "sums": lambda x, i: torch.zeros(30).index_add(0, i, x * 2),
+    "greatest": lambda x, i: torch.full((30,), -9.0).scatter_reduce(0, i, x, "amax"),
+    "greatest of functions": lambda x, i: torch.full((30,), -9.0).scatter_reduce(0, i, x.exp(), "amax"),
+    "products": lambda x, i: torch.ones(30).scatter_reduce(0, i, x, "prod"),
+    "of rows": lambda x, i: torch.zeros(30, 5).scatter_reduce(0, i[:, None].expand(-1, 5), x.view(-1, 5)[i], "amin"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_elements_that_indices_select_one_by_one(name):
+    """Lanes are for functions: places are taken apart anyway."""
+    for count in (15, 335):
+        x, i = torch.randn(5 * count)[: 5 * count if name == "of rows" else count], torch.randint(0, 30, (count,))
+        x[3], x[7] = torch.nan, -0.0
+        i = i % count
+        compiled = torch.compile(FOLDS[name], backend="regraft")
+        torch.testing.assert_close(compiled(x, i), FOLDS[name](x, i), equal_nan=True)
+        with pytest.raises((IndexError, RuntimeError)):
+            compiled(x, i + 30)
+
+
+@pytest.mark.parametrize(("name", "lanes"), [("counts", False), ("greatest", False), ("greatest of functions", True)])
+def test_which_of_them_have_lanes(name, lanes):
+    text = avx512_text(FOLDS[name], torch.randn(400), torch.randint(0, 30, (400,)))
+    combines = next(line for line in text.splitlines() if "plain_" in line)
+    assert ("[l]" in combines) == lanes
