@@ -19,8 +19,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
 
-from ....rewrites.graph import arguments
+from ....rewrites.graph import arguments, op_name
+from ....rewrites.symbolic import known_equal
 from ...ir.index.index import mul
 from ...ir.value import Value
 from ..arithmetic import plus, times
@@ -37,6 +39,7 @@ _MATRIX, _THIN = 4096, 4  # elements of a matrix of a batch, and rows or columns
 _LONG = 1024  # terms of 16 bits that make a library's product with one vector slow
 _RESULTS = 4096  # elements of a result: fewer do not fill the GPU
 _WORK, _NARROW, _MOST_WORK = 1 << 18, 16, 1 << 20  # products of elements; of so few columns, or 32 bits, more
+_REGROUPED = frozenset({"aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze", "aten.squeeze"})
 
 
 @lowers("aten.bmm")
@@ -105,8 +108,21 @@ def _are_small(low: Lowering, x: Tensor, y: Tensor) -> bool:
     if depth <= _TERMS:
         return True
     longest = _SIDE if x.dtype.itemsize >= torch.float32.itemsize else _SIDE_HALF
-    side_by_side = arguments(low.current)["mat2"].meta["val"].stride(-1) == 1
-    return side_by_side and columns >= _COLUMNS and max(rows, depth) <= longest
+    side_by_side = known_equal(_step_of_columns(arguments(low.current)["mat2"]), 1)
+    return bool(side_by_side) and columns >= _COLUMNS and max(rows, depth) <= longest
+
+
+def _step_of_columns(matrices: fx.Node) -> Any:
+    """The stride of the last dim where a fold reads its elements: a copy in rows becomes a part of the fold."""
+    node, value = matrices, matrices.meta["val"]
+    while op_name(node) in _REGROUPED:
+        node = node.args[0]  # type: ignore[assignment]
+    if op_name(node) != "aten.clone":
+        return value.stride(-1)
+    source = node.args[0].meta["val"]  # type: ignore[union-attr]
+    dims = [d for d, n in enumerate(source.shape) if not known_equal(n, 1)]
+    is_row = bool(dims) and known_equal(source.shape[dims[-1]], value.shape[-1])
+    return source.stride(dims[-1]) if is_row else value.stride(-1)
 
 
 def _is_small_on_gpu(low: Lowering, x: Tensor, y: Tensor) -> bool:

@@ -84,6 +84,23 @@ def test_which_matrices_are_not_small(sizes, dtype, transposed):
     assert kept(torch.bmm, R(9, rows, depth).to(dtype), y)
 
 
+@pytest.mark.parametrize(
+    ("equation", "sizes", "own"),
+    [
+        ("bnik,kbnj->bnij", (16, 3, 5, 16), True),  # columns of the operand lie side by side
+        ("bnik,bjnk->bnij", (3, 16, 5, 16), False),  # those of the copy do, of which a fold reads the operand
+        ("bnik,bkjn->bnij", (3, 16, 16, 5), False),
+    ],
+)
+def test_copies_are_read_through(equation, sizes, own):
+    def function(x, y):
+        return torch.einsum(equation, x, y).relu()
+
+    given = R(3, 5, 16, 16), R(sizes)
+    assert bool(kept(function, *given)) != own
+    compiled_agrees(function, *given)
+
+
 @pytest.mark.parametrize("name", LIBRARY)
 def test_what_stays_a_call(name):
     assert kept(torch.bmm, *(R(sizes) for sizes in LIBRARY[name]))
