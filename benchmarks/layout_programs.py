@@ -357,6 +357,11 @@ PROGRAMS: dict[str, dict[str, Program]] = {
             lambda n, x: x * (torch.arange(512) < n[:, None]),
             lambda k: [I(512, 256 * k), R(256 * k, 512)],
         ),
+        **_both(
+            "softmax of lengths",
+            lambda x, n: x.masked_fill(torch.arange(512) >= n[:, None, None], -1e9).softmax(-1),
+            lambda k: [R(4 * k, 64, 512), I(512, 4 * k)],
+        ),
         **_both("one hot", lambda i: F.one_hot(i, 10).float(), lambda k: [I(10, 10000 * k)]),
         **_both(
             "both masks", lambda m, n: (m[:, None, :] & n[:, :, None]).float(), lambda k: [R(k, 360) > 0, R(k, 360) > 0]

@@ -17,6 +17,7 @@ from ...ir.index.index import Var, add, mul, quotient
 from ...ir.kernel import Fold, Kernel, Loop, Statement
 from ...ir.lanes import Threads
 from ..flatten import flatten
+from .compared_places import compare_places
 from .components import unroll_components
 from .cost import GRAIN, work_of
 from .joined_loops import join_loops
@@ -50,7 +51,8 @@ def prepared(kernel: Kernel, target: InstructionSet) -> Kernel:
     """The kernel with loops and values as they are planned and written."""
     if target.vector_bytes:
         kernel = ranges_apart(kernel, target.vector_bytes // 4)
-    return bring_tiles_together(unroll_short_loops(unroll_components(move_bits(join_loops(flatten(kernel))))), target)
+    kernel = compare_places(join_loops(flatten(kernel)))
+    return bring_tiles_together(unroll_short_loops(unroll_components(move_bits(kernel))), target)
 
 
 class _KernelText:
