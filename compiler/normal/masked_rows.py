@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...patterns.attention_guards import CLEARED
+from ...patterns.attention_guards import BY_SUMS, CLEARED
 from ...rewrites.editor import Editor
 from ...rewrites.effects import wants_gradient
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape
@@ -228,7 +228,10 @@ def _masks(user: fx.Node, scores: Any) -> tuple[list[fx.Node] | None, list[fx.No
 
 
 def _cleared(user: fx.Node, node: Any) -> fx.Node | None:
-    """The weights of which NaN became 0: a softmax along the last dim, perhaps cast."""
+    """The weights of which NaN became 0: a softmax along the last dim, perhaps cast.
+
+    Not one by sums of exponents, which underflow or overflow: those of a row of low numbers are 0 / 0, and cleared.
+    """
     if sees(user, node, "aten.nan_to_num"):
         if arguments(node).get("nan") not in (None, 0):
             return None
@@ -242,7 +245,8 @@ def _cleared(user: fx.Node, node: Any) -> fx.Node | None:
     else:
         return None
     soft = weights.args[0] if sees(user, weights, *CASTS) and is_float(weights) else weights
-    return weights if sees(user, soft, "aten.softmax") and soft.args[1:] == (-1,) else None
+    whole = sees(user, soft, "aten.softmax") and soft.args[1:] == (-1,) and not soft.meta.get(BY_SUMS)
+    return weights if whole else None
 
 
 ROWS: tuple[Respelling, ...] = (

@@ -88,6 +88,25 @@ def test_other_weights_stay(spelling: str) -> None:
     assert_agrees(NOT_CLEARED[spelling], found.run, given)
 
 
+def by_sums(q, k, m, fill):
+    exponents = (q @ k.mT * 0.25).masked_fill(~m, fill).exp()
+    return exponents / exponents.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("fill", [-math.inf, -1e9, torch.finfo(torch.float32).min])
+def test_rows_of_exponents_that_are_cleared(fill: float) -> None:
+    """Exponents of low numbers are 0, and the row 0 / 0; of large numbers inf / inf."""
+    given = [torch.randn(2, 4, n, 8) for n in (5, 7, 7)] + [KEEP]
+
+    def function(q, k, v, m):
+        return torch.nan_to_num(by_sums(q, k, m, fill)) @ v
+
+    run = rewritten(function, given).run
+    for factor in (1.0, 300.0):
+        inputs = [given[0] * factor, *given[1:]]
+        torch.testing.assert_close(run(*inputs), function(*inputs), rtol=1e-4, atol=1e-5)
+
+
 def two_masks(q, k, v, m):
     """Rows of NaN by two masks, neither of which empties them alone."""
     scores = q @ k.mT + torch.where(m.flip(-1), 0.5, -math.inf)
