@@ -15,13 +15,14 @@ import torch
 from torch import fx
 
 from ...rewrites.compat import OpOverload, decomposition, fake_mode_of, tree_leaves, tree_map
+from ...rewrites.graph import dtype
 from ...rewrites.tracing import record
 from .call_arguments import checked, lowered_argument, overload_text
 from .core import Lowering, Tensor
 from .sizes import Unlowered
 
-# Their decompositions compute something else than eager's kernel does, or split what is one loop nest.
-UNFAITHFUL: frozenset[str] = frozenset()
+# Their decompositions divide numbers that eager's kernels of integers round first.
+_ROUNDED_FIRST = ("aten.linspace.Tensor_Tensor", "aten.linspace.Tensor_Scalar", "aten.linspace.Scalar_Tensor")
 _INPUTS = (torch.Tensor, torch.SymInt, torch.SymFloat)
 
 
@@ -67,8 +68,10 @@ def traced(node: fx.Node) -> fx.GraphModule:
         Unlowered: there is none, or it does not trace.
     """
     target = node.target
-    if not isinstance(target, OpOverload) or overload_text(target) in UNFAITHFUL:
+    if not isinstance(target, OpOverload):
         raise Unlowered("no-lowering", f"{target} has no lowering")
+    if overload_text(target) in _ROUNDED_FIRST and not dtype(node).is_floating_point:
+        raise Unlowered("arguments", f"{target} of integers")
     function = decomposition(target)
     if function is None:
         raise Unlowered("no-lowering", f"{target} has neither lowering nor decomposition")

@@ -75,6 +75,21 @@ def test_linspace_of_integers_stays_a_call():
     agree(lambda: torch.linspace(0, 9, 4, dtype=torch.int64), extern={"aten.linspace.default"})
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"])
+def test_linspace_between_tensors(kind, dtype):
+    """Eager rounds the ends to integers first."""
+    start, end = (torch.tensor(n) if of == "Tensor" else n for n, of in zip((3.9, 0.2), kind.split("_"), strict=True))
+    given = [x for x in (start, end) if isinstance(x, torch.Tensor)]
+
+    def program(*tensors):
+        ends = iter(tensors)
+        first, last = (next(ends) if isinstance(x, torch.Tensor) else x for x in (start, end))
+        return torch.linspace(first, last, 23, dtype=dtype)
+
+    agree(program, *given, extern=set() if dtype.is_floating_point else {f"aten.linspace.{kind}"})
+
+
 def test_eye():
     agree(lambda: (torch.eye(3), torch.eye(2, 4), torch.eye(3, dtype=torch.bool), torch.eye(0)))
 
