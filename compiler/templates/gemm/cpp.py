@@ -12,6 +12,7 @@ a panel of any width is read as so many streams.
 
 from __future__ import annotations
 
+from ...codegen.cpp.dtypes import memory_type
 from ...codegen.cpp.value_text import Vectors
 from ...codegen.flatten import flatten_value
 from ...ir.program import Buffer
@@ -77,13 +78,21 @@ def gemm_cpp(product: Product, lanes: int) -> str:
 
 
 class GemmCpp(CppText):
-    """Writes the kernel of a product; what reads weights in another way overrides how units are computed."""
+    """Writes the kernel of a product; what reads weights in another way overrides how units are computed.
+
+    Attributes:
+        number: the C++ type of sums.
+        together: numbers along the depth that one lane multiplies.
+    """
+
+    number, together = "f32", 1
 
     def __init__(self, product: Product, lanes: int) -> None:
         self._p = p = product
-        self._t = gemm_tiling(p.row.extent, p.column.extent, p.depth, lanes)
+        self._depth = p.depth // self.together
+        self._t = gemm_tiling(p.row.extent, p.column.extent, self._depth, lanes)
         super().__init__((*p.reads, p.out), {p.batch: "g", p.row: "i", p.column: "j"})
-        raw = Buffer(ELEMENT.buffer, ELEMENT.dtype, (1,), (1,), p.out.device)
+        raw = Buffer(ELEMENT.buffer, p.element.dtype, (1,), (1,), p.out.device)
         self._value = flatten_value(p.value, [*p.reads, raw])
 
     def text(self) -> str:
@@ -101,7 +110,7 @@ class GemmCpp(CppText):
     def _constants(self) -> None:
         t, p = self._t, self._p
         self._define({
-            "W": t.lanes, "ROWS": p.row.extent, "COLUMNS": p.column.extent, "DEPTH": p.depth, "STEP": t.step,
+            "W": t.lanes, "ROWS": p.row.extent, "COLUMNS": p.column.extent, "DEPTH": self._depth, "STEP": t.step,
             "STRIP": t.strip, "BLOCK": t.block, "BLOCKS": -(-p.row.extent // t.block), "PANEL": t.panel,
             "PANELS": t.panels, "VECTORS": t.vectors, "PITCH": t.pitch,
         })  # fmt: skip
@@ -110,7 +119,7 @@ class GemmCpp(CppText):
         t, p = self._t, self._p
         self._pointers_to_buffers()
         panel = 0 if p.packed else t.pitch * t.step
-        tiles = t.pitch * (t.strip if t.step == p.depth else t.block)
+        tiles = t.pitch * (t.strip if t.step == self._depth else t.block)
         self._line(f"const Heap scratch({(panel + tiles) * 4});")
         self._line(f"f32* const tiles = (f32*)scratch.memory + {panel};")
         if not p.packed:
@@ -123,7 +132,7 @@ class GemmCpp(CppText):
             "const i64 vector = panel * PANEL, count = least(VECTORS - vector, PANEL);",
             "const i64 j0 = vector * W, stop = least(j0 + count * W, COLUMNS);",
         )
-        self._line(f"const f32* const a = {self._base(self._p.a)} + i0 * {self._p.a.row}ll;")
+        self._line(f"const {memory_type(self._p.dtype)}* const a = {self._base(self._p.a)} + i0 * {self._p.a.row}ll;")
         with self._w.block("for (i64 k0 = 0; k0 < DEPTH; k0 += STEP)"):
             self._line("const i64 depth = least(DEPTH - k0, STEP);")
             self._panel()
@@ -156,27 +165,32 @@ class GemmCpp(CppText):
 
     def _strip(self) -> None:
         t, p = self._t, self._p
-        whole = t.step == p.depth
-        self._line(f"f32* const tile = tiles{'' if whole else ' + r * PITCH'};")
+        whole = t.step == self._depth
+        self._line(f"{self.number}* const tile = tiles{'' if whole else ' + r * PITCH'};")
         self._line("const i64 height = least(rows - r, STRIP);")
         heights = [t.strip, p.row.extent % t.strip]
         widths = [t.panel, t.vectors % t.panel]
         for height in filter(None, heights):
             for width in filter(None, widths):
-                call = f"gemm::streams<W, {height}, {width}>"
-                given = f"a + r * {p.a.row}ll + k0, {p.a.row}, b, ldb, tile, PITCH, depth, k0 > 0"
-                self._line(f"if (height == {height} && count == {width}) {call}({given});")
+                self._line(f"if (height == {height} && count == {width}) {self._multiply(height, width)}")
         if not whole:
             self._line("if (k0 + depth < DEPTH) continue;")
         with self._w.block("for (i64 q = 0; q < height; ++q)"):
-            self._line("const f32* const row = tile + q * PITCH;", "[[maybe_unused]] const i64 i = i0 + r + q;")
+            self._line(f"const {self.number}* const row = tile + q * PITCH;")
+            self._line("[[maybe_unused]] const i64 i = i0 + r + q;")
             self._epilogue()
+
+    def _multiply(self, height: int, width: int) -> str:
+        """The call that multiplies a tile of so many rows and vectors."""
+        given = f"a + r * {self._p.a.row}ll + k0, {self._p.a.row}, b, ldb, tile, PITCH, depth, k0 > 0"
+        return f"gemm::streams<W, {height}, {width}>({given});"
 
     def _epilogue(self) -> None:
         """`f` of a row of the tile, to where the result is."""
         p, lanes = self._p, self._t.lanes
         varying = frozenset({p.column, ("buffer", ELEMENT.buffer)})
-        self._values.vectors = Vectors(p.column, lanes, 1, varying, tiles={ELEMENT: f"load<{lanes}>(row + (j - j0))"})
+        tiles = {p.element: f"load<{lanes}>(row + (j - j0))"}
+        self._values.vectors = Vectors(p.column, lanes, 1, varying, tiles=tiles)
         self._values.hoist(self._value)
         self._line("i64 j = j0;")
         with self._w.block("for (; j + W <= stop; j += W)"):

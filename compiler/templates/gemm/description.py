@@ -22,6 +22,7 @@ LANES_ROWS = 4  # most rows that a GPU multiplies without tensor cores
 CPU_FEW_ROWS = 16  # most rows for which a CPU reads weights in place
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)  # read by prologues; the loop IR knows neither
 ELEMENT = Load("<product>", (0,), torch.float32)  # the sum, inside of `f`
+INTEGER = Load("<product>", (0,), torch.int32)  # the same of a product of bytes
 OTHER = Load("<other>", (0,), torch.float32)  # the sum with the other right operand, if there are two
 
 
@@ -105,6 +106,11 @@ class Product:
     def dtype(self) -> torch.dtype:
         """The dtype of the operands."""
         return self.a.buffer.dtype if self.left is None else self.left.dtype
+
+    @property
+    def element(self) -> Load:
+        """The sum, inside of `f`."""
+        return INTEGER if self.dtype == torch.int8 else ELEMENT
 
     @property
     def is_computed(self) -> bool:

@@ -25,7 +25,7 @@ from ...lowering.ops.elementwise import element
 from ...lowering.sizes import Unlowered
 from ..common.formula import COPIES, FormulaLowering, Formulas, is_move, packet
 from .description import ELEMENT
-from .operands import ONEDNN, Operands
+from .operands import BYTES, ONEDNN, Operands
 
 _POST_OPS = {name: f"aten.{name}" for name in ("relu", "sigmoid", "tanh", "gelu", "hardswish")} | {"swish": "aten.silu"}
 NORM = "aten._native_batch_norm_legit_no_training"
@@ -145,7 +145,7 @@ class Epilogue(Formulas):
         bias = None if self._operands.bias is None else self.value(self._operands.bias)
 
         def compute(indices: Indices) -> Value:
-            raw: Value = Load(ELEMENT.buffer, indices, torch.float32)
+            raw: Value = Load(ELEMENT.buffer, indices, torch.int32 if packet(call) == BYTES else torch.float32)
             raw = _scaled(raw, argument(call, "alpha") if packet(call) == "aten.addmm" else 1)
             if bias is None:
                 return raw

@@ -3,6 +3,7 @@
 %linear = ...; %gelu = ...                              ->   gemm_3f2a(%x, %weight, %bias)
 %w = mul(to(%int8), %scale); %linear = ...(%x, %w)      ->   gemm_77b0(%x, %int8, %scale)          few rows
 %w = ..; %_linear_pointwise = ...(%x, reorder(%w))      ->   gemm_5d1c(%x, packed(%w), %bias)
+%_int_mm = ...; %scaled = mul(to(%_int_mm), %scale)     ->   gemm_90f4(%x, %weight, %scale)
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from ....rewrites.reason import Reason
 from ....rewrites.record import Evidence, GraphRecord
 from ....rewrites.switches import allowed
 from ...codegen.cpp.dtypes import UnsupportedDtype
+from ...lowering.core import contiguous
 from ..common.cpp_call import Layout, TemplateKernel, compiles, lanes, template_kernel
 from ..common.formula import packet
 from ..common.records import decided, near_miss
 from ..common.replacing import Copies, replace_by_call
 from .cpp import PRELUDE, gemm_cpp
+from .cpp_bytes import bytes_cpp, has_byte_dots, multiplies_bytes
 from .cpp_few_rows import few_rows_cpp, is_served
 from .description import CPU_FEW_ROWS, Matrix, Product
 from .match import FoundProduct, has_prologue, match_gemm
-from .operands import LINEAR, ONEDNN, Operands, is_product, operands_of
+from .operands import BYTES, LINEAR, ONEDNN, Operands, is_product, operands_of
 from .packing import LastPacked, packed_node, packed_sizes
 from .replacement import FAMILY, RULE, ProductBaseline
 from .splice import anchor_of
@@ -91,7 +94,7 @@ class _ProductFusion:
                     kernels |= mine
                     if not found.before:
                         work.update(dict.fromkeys(mine, found.product.multiplications))
-                        reading.update(dict.fromkeys(mine, _BYTE * _weight_bytes(found.product)))
+                        reading.update(dict.fromkeys(mine, _time(found.call)))
         if self._few_rows:
             asks_all = isinstance(self._oracle, (Always, Never))
             least = 0 if asks_all else _SHARE * sum(map(_time, self._graph.nodes))
@@ -106,7 +109,7 @@ class _ProductFusion:
     def found(self, node: fx.Node) -> Iterator[FoundProduct | Reason]:
         """The variants of a product that kernels could compute: with a weight computed while read, and without."""
         operands = operands_of(node) if self._few_rows and is_product(node) else None
-        if isinstance(operands, Operands) and operands.sizes[1] > CPU_FEW_ROWS:
+        if isinstance(operands, Operands) and operands.sizes[1] > CPU_FEW_ROWS and packet(node) != BYTES:
             return
         plain = match_gemm(node, self._packed)
         if plain is None:
@@ -122,6 +125,8 @@ class _ProductFusion:
 
     def _considers(self, found: FoundProduct) -> bool:
         product = found.product
+        if product.dtype == torch.int8:
+            return not found.before
         if found.before or self._few_rows:
             served = has_few_rows(product) and is_served(replace(product, packed=False), lanes())
             return served and (not self._few_rows or _is_large(product))
@@ -156,6 +161,8 @@ class _ProductFusion:
         try:
             if product.dtype == torch.float32 and not found.before and not self._few_rows:
                 made[CANDIDATE] = gemm_kernel(product)
+            if multiplies_bytes(product) and has_byte_dots(lanes()):
+                made[CANDIDATE] = gemm_kernel(product)
             plain = replace(product, packed=False)
             if has_few_rows(product) and is_served(plain, lanes()):
                 made[FEW_ROWS] = few_rows_kernel(plain)
@@ -163,7 +170,7 @@ class _ProductFusion:
             self._refuse(found, "epilogue-dtype", str(error))
             return made
         if not made:
-            self._refuse(found, "dtype", f"{product.dtype} is multiplied where there are few rows, else float32")
+            self._refuse(found, *_unserved(product))
         return made
 
     def _refuse(self, found: FoundProduct, code: str, message: str) -> None:
@@ -202,6 +209,15 @@ class _ProductFusion:
         return self._copies.of(node, layout.strides) if tuple(node.meta["val"].shape) == layout.sizes else node
 
 
+def _unserved(product: Product) -> tuple[str, str]:
+    """Code and message for a product that no kernel computes."""
+    if product.dtype != torch.int8:
+        return "dtype", f"{product.dtype} is multiplied where there are few rows, else float32"
+    if not has_byte_dots(lanes()):
+        return "instructions", "this processor has no instruction for products of bytes (AVX512-VNNI)"
+    return "depth", f"bytes are multiplied by fours along the depth, which is {product.depth}"
+
+
 def is_transposed(found: FoundProduct) -> bool:
     """Whether the weight has sizes (columns, depth)."""
     return packet(found.call) in (LINEAR, ONEDNN)
@@ -209,6 +225,8 @@ def is_transposed(found: FoundProduct) -> bool:
 
 def has_few_rows(product: Product) -> bool:
     """Whether a kernel may read the weight in place: with few rows any, with some more one of 16 bits or fewer."""
+    if product.dtype == torch.int8:
+        return False
     narrow = product.right is not None or {product.a.buffer.dtype, product.b.buffer.dtype} == {torch.bfloat16}
     return product.row.extent <= (CPU_FEW_ROWS if narrow else MOST_ROWS)
 
@@ -240,7 +258,8 @@ def gemm_kernel(product: Product) -> TemplateKernel:
     """
     if product.packed:
         product = replace(product, b=_packed_matrix(product))
-    return template_kernel("gemm", PRELUDE + gemm_cpp(product, lanes()), *_layouts(product), product.flops)
+    source = bytes_cpp(product) if product.dtype == torch.int8 else PRELUDE + gemm_cpp(product, lanes())
+    return template_kernel("gemm", source, *_layouts(product), product.flops)
 
 
 def few_rows_kernel(product: Product) -> TemplateKernel:
@@ -262,9 +281,8 @@ def _layouts(product: Product) -> tuple[tuple[Layout, ...], Layout]:
 
 
 def _packed_matrix(product: Product) -> Matrix:
-    vectors, depth, width = packed_sizes(product.column.extent, product.depth, lanes())
-    strides = (depth * width, width, 1)
-    return Matrix(replace(product.b.buffer, sizes=(vectors, depth, width), strides=strides), 0, width, 1)
+    sizes = packed_sizes(product.column.extent, product.depth, lanes(), product.dtype)
+    return Matrix(replace(product.b.buffer, sizes=sizes, strides=contiguous(sizes)), 0, lanes(), 1)
 
 
 # -- the question ---------------------------------------------------------------------------------------------------

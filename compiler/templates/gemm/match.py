@@ -205,7 +205,7 @@ class ProductMatcher:
             if not isinstance(part, Load) or part.buffer != ELEMENT.buffer:
                 return None
             moved.append(part.indices != own)
-            return ELEMENT
+            return Load(ELEMENT.buffer, ELEMENT.indices, part.dtype)
 
         found = Rewriter(raw)(value)
         return None if any(moved) or not moved else found

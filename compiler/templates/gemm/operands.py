@@ -16,7 +16,8 @@ from .description import CPU_FEW_ROWS, LANES_ROWS
 from .unpad import before_padding, crop_of
 
 LINEAR, ONEDNN, REORDER = "aten.linear", "mkldnn._linear_pointwise", "mkldnn._reorder_linear_weight"
-PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", LINEAR, ONEDNN)
+BYTES = "aten._int_mm"  # on CPUs
+PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", LINEAR, ONEDNN, BYTES)
 # Tensor cores round float32 before they multiply it: `_dtypes` looks at the settings that allow it.
 _BY_LANES = {"cpu": (torch.bfloat16, torch.float16), "cuda": (torch.float32,)}
 DTYPES = {"cpu": (torch.float32,), "cuda": (torch.bfloat16, torch.float16)}
@@ -42,6 +43,8 @@ class Operands:
 def operands_of(call: fx.Node) -> Operands | Reason:
     """The operands of a product, or the reason why the template does not support it."""
     bias, x, weight = arguments(call)
+    if packet(call) == BYTES:
+        return _operands_of_bytes(call, x, weight)
     if packet(weight) == REORDER:
         weight = weight.args[0]
     for node in (call, x, weight):
@@ -60,6 +63,17 @@ def operands_of(call: fx.Node) -> Operands | Reason:
     if packet(call) == "aten.bmm":
         return Operands(x, weight, bias, (sizes[0], x_sizes[1], sizes[2], depth), strides)
     return Operands(x, weight, bias, (1, rows, sizes[1], depth), (0, *strides))
+
+
+def _operands_of_bytes(call: fx.Node, x: fx.Node, weight: fx.Node) -> Operands | Reason:
+    if call.meta["val"].device.type != "cpu":
+        return Reason("device", "bytes are multiplied on CPUs", (call,), "cpu", str(call.meta["val"].device))
+    for node in (call, x, weight):
+        reason = _unfit_layout(node, call)
+        if reason is not None:
+            return reason
+    (rows, depth), columns = x.meta["val"].shape, weight.meta["val"].shape[1]
+    return Operands(x, weight, None, (1, rows, columns, depth), (0, *weight.meta["val"].stride()))
 
 
 def mixture(call: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> Reason | None:
@@ -132,6 +146,12 @@ def unfit(node: fx.Node, call: fx.Node, by_lanes: bool | None = None) -> Reason 
     if val.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         return Reason("dtype", f"{node.name} is {val.dtype}", (call,), wanted, str(val.dtype))
+    return _unfit_layout(node, call)
+
+
+def _unfit_layout(node: fx.Node, call: fx.Node) -> Reason | None:
+    """Why the template does not support where the elements of an operand or result lie."""
+    val = node.meta["val"]
     if not all(isinstance(size, int) for size in (*val.shape, *val.stride())) or 0 in val.shape:
         return Reason("symbolic", f"sizes {tuple(val.shape)}: static ones above 0 needed", (call,))
     if node.op == "get_attr":

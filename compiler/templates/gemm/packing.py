@@ -1,6 +1,7 @@
 """Weights in the layout that the product's kernel computes in: vectors of columns, each with all of the depth.
 
-    b of (depth, columns)   ->   (columns / W, depth, W), zeros after the last column
+    b of (depth, columns)            ->   (columns / W, depth, W), zeros after the last column
+    b of (depth, columns), bytes     ->   (columns / W, depth / 4, W, 4)
 
 Packed once where the weight is known while compiling: by calls in the graph, which freezing evaluates.
 """
@@ -16,15 +17,17 @@ from torch import fx
 
 from ....patterns.packing import PACKED
 from ....rewrites.compat.tensors import writes_seen
+from .cpp_bytes import TOGETHER
 
 aten = torch.ops.aten
 
 Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
-def packed_sizes(columns: int, depth: int, lanes: int) -> tuple[int, int, int]:
+def packed_sizes(columns: int, depth: int, lanes: int, dtype: torch.dtype = torch.float32) -> tuple[int, ...]:
     """Sizes of a packed weight."""
-    return -(-columns // lanes), depth, lanes
+    vectors = -(-columns // lanes)
+    return (vectors, depth, lanes) if dtype != torch.int8 else (vectors, depth // TOGETHER, lanes, TOGETHER)
 
 
 def packed(weight: torch.Tensor, lanes: int, transposed: bool) -> torch.Tensor:
@@ -58,8 +61,9 @@ def _steps(weight: torch.Tensor, lanes: int, transposed: bool) -> Iterator[Step]
         yield aten.permute.default, ([1, 0],), {}
     yield aten.constant_pad_nd.default, ([0, 0, 0, vectors * lanes - columns],), {}
     yield aten.clone.default, (), dense
-    yield aten.view.default, ([vectors, lanes, depth],), {}
-    yield aten.permute.default, ([0, 2, 1],), {}
+    _, outer, _, *inner = packed_sizes(columns, depth, lanes, weight.dtype)
+    yield aten.view.default, ([vectors, lanes, outer, *inner],), {}
+    yield aten.permute.default, ([0, 2, 1, 3][: 3 + len(inner)],), {}
     yield aten.clone.default, (), dense
 
 
