@@ -374,6 +374,7 @@ LOWERED = (
     # Before rules pad single products of an attention.
     _attention(_fuse_attention, INFERENCE, drawn=True),
     _rules("lowered"),
+    _simple("cse", eliminate_common_subexpressions, INFERENCE),  # rules copy and convert one operand in the same way
     _simple("sdpa_backward_layout", lay_out_sdpa_gradients),
     _simple("mm_out_dtype", use_mm_out_dtype, LAYOUTS),
     _simple("gathered_products", transpose_gathered_products, INFERENCE, ON_CUDA, numerics=_DIFFER),

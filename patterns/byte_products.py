@@ -23,7 +23,7 @@ from ..rewrites.pattern import Call, Term, cast, choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
-from ..rewrites.symbolic import hint, known, product
+from ..rewrites.symbolic import hint, known, known_equal, product
 from ..rewrites.words import counted
 from .dtypes import result_dtype
 from .linear import overlaps
@@ -38,7 +38,7 @@ _HOLD_BYTES = (torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloa
 
 def in_bytes(  # noqa: PLR0913 - the operands of the pattern
     x: Any, zero: Any, shift: Any, scale: Any, factor: Any, weight: Any, weight_zero: Any, weight_shift: Any,
-    weight_scale: Any, weight_factor: Any, bias: Any, kind: Any, *,
+    weight_scale: Any, weight_factor: Any, bias: Any, kind: Any, dims: Any, *,
     result: torch.dtype, turned: bool,
 ) -> torch.Tensor:  # fmt: skip
     """The product in 32 bits, then scales and bias."""
@@ -54,11 +54,19 @@ def in_bytes(  # noqa: PLR0913 - the operands of the pattern
     if more_columns is not None:
         of_rows = converted(rows.sum(-1, keepdim=True, dtype=torch.int32), wide)
         of_rows = of_rows if more is None else of_rows + more * rows.shape[-1]
-        sums = sums + _for_columns(more_columns) * of_rows
+        sums = _outer_added(sums, _for_columns(more_columns), of_rows)
     for number in (scale, factor, _for_columns(weight_scale), weight_factor):
         if number is not None:
             sums = sums * _poisoned(converted(number, wide))
-    return converted(sums if bias is None else sums + converted(bias, wide), result)
+    sums = converted(sums if bias is None else sums + converted(bias, wide), result)
+    return sums if dims is None else sums.reshape([*dims[:-1], sums.shape[-1]])
+
+
+def _outer_added(sums: torch.Tensor, of_columns: Any, of_rows: torch.Tensor) -> torch.Tensor:
+    """`sums + of_columns * of_rows`, by one operation, so that no kernel writes the outer product."""
+    if isinstance(of_columns, torch.Tensor) and sums.is_floating_point():
+        return torch.addcmul(sums, of_rows, of_columns)
+    return sums + of_columns * of_rows
 
 
 def _for_columns(number: Any) -> Any:
@@ -69,8 +77,8 @@ def _for_columns(number: Any) -> Any:
 def _signed(x: torch.Tensor, zero: Any, wide: torch.dtype) -> tuple[torch.Tensor, Any]:
     """`x` as signed bytes, and what must be added to them for `x - zero`: a number, a tensor, or None for nothing."""
     offset = None
-    if x.dtype == torch.uint8:
-        x, offset = torch.bitwise_xor(x, _OFFSET).view(torch.int8), _OFFSET
+    if x.dtype == torch.uint8:  # by an operation on elements, which joins the kernel that quantizes
+        x, offset = converted(converted(x, torch.int16) - _OFFSET, torch.int8), _OFFSET
     return x, offset if zero is None else (offset or 0) - converted(zero, wide)
 
 
@@ -137,6 +145,15 @@ def constant_along_depth(match: Binding) -> Reason | None:
     return None
 
 
+def keeps_depth(match: Binding) -> Reason | None:
+    """Rows are only counted in other dims between their conversion and the product."""
+    dims, x = match.operands.get("dims"), match.operands["x"]
+    if dims is None or known_equal(dims[-1], shape(x)[-1]):
+        return None
+    message = f"{describe(x)} has other rows in the product"
+    return Reason("depth-moves", message, (x,), f"rows of {shape(x)[-1]}", f"rows of {dims[-1]}")
+
+
 def computed_wider(match: Binding) -> Reason | None:
     """Bytes are widened before anything is computed with them, and integers are not scaled."""
     for node in match.matched:
@@ -179,7 +196,7 @@ def _copied(value: Any, kind: Any) -> Any:
 
 _ALTERNATIVES = {
     "x": "cast", "zero": "none", "scale": "none", "weight": "cast", "weight_zero": "none", "weight_scale": "none",
-    "weight_rounded": "no", "layout": "rows", "bias": "no",
+    "weight_rounded": "no", "layout": "rows", "bias": "no", "merged": "no",
 }  # fmt: skip
 _PARTS = {"zero": "zero", "shift": "zero", "scale": "scale", "factor": "scale"}
 _KIND = (torch.int8, torch.uint8)
@@ -193,6 +210,7 @@ def _tags(given: Mapping[str, Any]) -> dict[str, str]:
         side, part = ("weight_", name.removeprefix("weight_")) if name.startswith("weight_") else ("", name)
         if part in _PARTS:
             tags[side + _PARTS[part]] = "number" if part in ("shift", "factor") else "tensor"
+    tags["merged"] = "yes" if "dims" in given else "no"
     return tags | {"bias": "yes" if given.get("bias") is not None else "no"}
 
 
@@ -219,6 +237,7 @@ _NEAR_MISSES = [
     _sample("depth-too-large", x=T("1 65540", dtype=torch.uint8), weight=T("2 65540", dtype=torch.int8)),
     _sample("changes-along-depth", scale=T("24", dtype=torch.float32)),
     _sample("dtype-narrow", kind=torch.int8),
+    _sample("depth-moves", dims=[-1, 12], weight=T("N 12", dtype=torch.int8)),
     _sample("dtype-narrow", kind=torch.int32, weight_factor=0.5, rounded="cast", x=T("M 24", dtype=torch.int8)),
 ]
 
@@ -235,21 +254,23 @@ _NEAR_MISSES = [
         _sample(zero=T("B S 1", dtype=torch.int32), scale=_SCALE, weight_zero=_ZEROS, weight_scale=_SCALES,
                 promoted="weight"),
         _sample(shift=3, factor=0.05, weight_zero=_ZEROS, weight_scale=_WIDE_SCALES, promoted="weight", rounded="cast"),
+        _sample(shift=3, factor=0.05, weight_scale=_SCALES, bias=_BIAS, dims=[-1, 24]),
         _sample(factor=0.5, weight_factor=0.25, kind=torch.float64, x=_ROWS),
         _sample(unsigned=False, kind=torch.int32),
         _sample(scale=_SCALE, weight=T("24 N", dtype=torch.int8), weight_scale=_SCALED, layout="columns"),
         _sample(shift=7, kind=torch.int64, x=_ROWS),
         *_NEAR_MISSES,
     ],
-    guards=(of_bytes, sums_fit, constant_along_depth, computed_wider, rounded_to_floats),
-    numbers=("shift", "factor", "weight_shift", "weight_factor", "kind"),
+    guards=(of_bytes, sums_fit, constant_along_depth, keeps_depth, computed_wider, rounded_to_floats),
+    numbers=("shift", "factor", "weight_shift", "weight_factor", "kind", "dims"),
     derived={"result": result_dtype, "turned": is_turned},
     numerics=Numerics(slack=4.0),
     dtypes=BYTES,
+    escapes="keep",
 )  # fmt: skip
 def byte_product(  # noqa: PLR0913 - the parts that may be there
     x: Any, zero: Any, shift: Any, scale: Any, factor: Any, weight: Any, weight_zero: Any, weight_shift: Any,
-    weight_scale: Any, weight_factor: Any, bias: Any, kind: Any,
+    weight_scale: Any, weight_factor: Any, bias: Any, kind: Any, dims: Any,
 ) -> Any:  # fmt: skip
     """linear((to(x) - zero) * scale, (to(weight) - zero) * scale, bias), each part but the casts optional."""
     narrow = _widest(kind, scale, bias)
@@ -261,7 +282,8 @@ def byte_product(  # noqa: PLR0913 - the parts that may be there
         return choose(side + "scale", none=moved, tensor=lambda: moved * scale, number=lambda: moved * factor)
 
     def multiplied(kind: Any, rounded: Callable[[Any], Any]) -> Any:
-        left = dequantized("x", x, zero, shift, scale, factor, kind)
+        rows = dequantized("x", x, zero, shift, scale, factor, kind)
+        left = choose("merged", no=rows, yes=lambda: rows.reshape(dims))
         right = dequantized("weight", weight, weight_zero, weight_shift, weight_scale, weight_factor, kind)
         right = rounded(right)
         right = choose("layout", rows=right, columns=lambda: right.transpose(0, 1))

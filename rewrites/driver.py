@@ -166,8 +166,9 @@ class _Run:
         self._normalize()
         if self.settings.keep_text:
             self.record.details[f"normal:{self.settings.stage}"] = as_text(self.mirror.graph)
-        while self._sweep():
-            self._normalize()
+        for rules in self._turns():
+            while self._sweep(rules):
+                self._normalize()
         self.place.at("telling what nearly matched")
         self._tell_near_misses()
         if self.drawing is not None:
@@ -195,9 +196,14 @@ class _Run:
         if self.normalizer.stopped is not None:
             self.record.fallbacks.append(Fallback.of("normal-form", self.normalizer.stopped))
 
-    def _sweep(self) -> bool:
-        """Try every rule at every node once; returns whether anything was rewritten."""
-        index = RuleIndex(self.rules, self.mirror.graph, explained=self.explained)
+    def _turns(self) -> list[list[Rule]]:
+        """The rules for some dtypes alone, then all: what they match is also matched by rules for any dtype."""
+        possible = RuleIndex(self.rules, self.mirror.graph).rules
+        return [first, self.rules] if (first := [rule for rule in possible if rule.dtypes]) else [self.rules]
+
+    def _sweep(self, rules: list[Rule]) -> bool:
+        """Try each of these rules at every node once; returns whether anything was rewritten."""
+        index = RuleIndex(rules, self.mirror.graph, explained=self.explained)
         before = self.applied.total()
         for node in reversed(list(self.mirror.graph.nodes)):
             for rule in index.candidates(node):

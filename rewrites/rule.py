@@ -303,7 +303,7 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
         profitable: True if the replacement is never slower, so that nothing needs to be measured.
         advice: how to change a program, by a near miss's code, by the operator found instead, or ``"code: operator"``.
         spell: brings the pattern into normal form.
-        dtypes: if given, the rule is only tried in graphs with a tensor of one of them.
+        dtypes: if given, the rule is tried first, and only in graphs with a tensor of one of them.
         overlooked: places of a graph where one expects a match, and why there is none: told where nothing else is.
 
     Raises:

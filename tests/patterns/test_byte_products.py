@@ -134,3 +134,22 @@ def test_a_broadcast_weight_is_refused() -> None:
 @pytest.mark.parametrize("sample", [s for s in byte_product.samples if s.refused], ids=lambda s: s.refused)
 def test_near_misses(sample: Any) -> None:
     assert sample.refused in refusals(byte_product, sample)
+
+
+def test_rows_that_several_products_read_stay_bytes() -> None:
+    """Queries, keys and values of one quantized input, whose rows are merged, and a product before an activation."""
+
+    def layers(x: Any, w: Any, s: Any, b: Any) -> Any:
+        q = torch.clamp(torch.round(x / 0.05) + 3, 0, 255).to(torch.uint8)
+        rows = ((q.float() - 3) * 0.05).reshape(-1, K)
+        heads = [F.linear(rows, w.float() * (s * n)[:, None], b) for n in (1, 2, 3)]
+        return heads[0] * heads[1] + F.gelu(heads[2])
+
+    inputs = (torch.randn(2, M, K), W, SCALES, BIAS)
+    made, found = compiled(layers)
+    with torch.no_grad(), found:
+        ours, eager = made(*inputs), layers(*inputs)
+    assert found.count("byte_product") == 3
+    assert not found.count("linear")
+    exact = _exact(layers, inputs)
+    assert (ours.double() - exact).norm() <= 2 * (eager.double() - exact).norm() + 1e-5 * exact.norm()

@@ -85,6 +85,16 @@ def test_earlier_rules_come_first():
         assert [m.rule for m in applied(capture(RELU_EXP, X), order).applied] == [order[0].name]
 
 
+def test_rules_for_some_dtypes_come_before_larger_matches():
+    """A match that is rooted later is found first otherwise, whatever the order of the rules."""
+    whole, exp = relu_exp(), (lambda x: torch.exp(x), lambda x: torch.sinh(x))
+    part, part_of_floats = rule(*exp, "part"), rule(*exp, "part_of_floats", dtypes=(torch.float32,))
+    for inner, first in ((part, whole), (part_of_floats, part_of_floats)):
+        assert applied(capture(RELU_EXP, X), [whole, inner]).applied[0].rule == first.name
+    other = rule(*exp, "part_of_bytes", dtypes=(torch.int8,))
+    assert applied(capture(RELU_EXP, X), [other, whole]).applied[0].rule == whole.name
+
+
 def test_every_place_is_found():
     module = capture(lambda a: torch.relu(torch.exp(torch.relu(torch.exp(torch.relu(torch.exp(a)))))), X)
     assert len(applied(module, relu_exp()).applied) == 3

@@ -30,7 +30,7 @@ from ..common.formula import packet
 from ..common.records import decided, near_miss
 from ..common.replacing import Copies, replace_by_call
 from .cpp import PRELUDE, gemm_cpp
-from .cpp_bytes import bytes_cpp, has_byte_dots, multiplies_bytes
+from .cpp_bytes import TOGETHER, bytes_cpp, has_byte_dots, multiplies_bytes
 from .cpp_few_rows import few_rows_cpp, is_served
 from .description import CPU_FEW_ROWS, Matrix, Product
 from .match import FoundProduct, has_prologue, match_gemm
@@ -215,7 +215,9 @@ def _unserved(product: Product) -> tuple[str, str]:
         return "dtype", f"{product.dtype} is multiplied where there are few rows, else float32"
     if not has_byte_dots(lanes()):
         return "instructions", "this processor has no instruction for products of bytes (AVX512-VNNI)"
-    return "depth", f"bytes are multiplied by fours along the depth, which is {product.depth}"
+    if product.depth % TOGETHER:
+        return "depth", f"bytes are multiplied by fours along the depth, which is {product.depth}"
+    return "layout", f"columns of the weight begin {product.b.column} bytes apart, which is no multiple of {TOGETHER}"
 
 
 def is_transposed(found: FoundProduct) -> bool:
