@@ -39,7 +39,7 @@ from .attention_guards import (
     training,
     weights_are_used,
 )  # fmt: skip
-from .attention_kernels import CPU_KERNELS, MATH_KERNEL, WEIGHTS_KERNEL, with_gradients_of_cleared_rows
+from .attention_kernels import CPU_KERNELS, MATH_KERNEL, WEIGHTS_KERNEL, with_eagers_rows_of_nan
 from .attention_overlooked import overlooked_attentions
 from .attention_samples import REFUSED, SAMPLES, WEIGHTS_REFUSED, WEIGHTS_SAMPLES
 from .dtypes import result_dtype
@@ -116,7 +116,7 @@ def _weights(  # noqa: PLR0913 - the parts of an attention
 
 @register_pattern(
     "sdpa",
-    replacement=[with_gradients_of_cleared_rows(kernel) for kernel in (*CPU_KERNELS, *CUDA_KERNELS, MATH_KERNEL)],
+    replacement=[with_eagers_rows_of_nan(kernel) for kernel in (*CPU_KERNELS, *CUDA_KERNELS, MATH_KERNEL)],
     samples=(*SAMPLES, *REFUSED),
     guards=_GUARDS,
     derived=_DERIVED,
@@ -134,7 +134,7 @@ def sdpa(  # noqa: PLR0913 - the parts of an attention
 
 @register_pattern(
     "sdpa_with_weights",
-    replacement=[with_gradients_of_cleared_rows(WEIGHTS_KERNEL)],
+    replacement=[with_eagers_rows_of_nan(WEIGHTS_KERNEL)],
     samples=(*WEIGHTS_SAMPLES, *WEIGHTS_REFUSED),
     guards=(*_GUARDS, weights_are_used),
     derived=_DERIVED | {"kept": kept_weights},

@@ -26,7 +26,7 @@ from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate
 from ..rewrites.symbolic import known, known_equal
 from .attention_guards import BY_SUMS, CLEARED
-from .hidden_rows import opened, rows_lose_gradients, with_dead_rows
+from .hidden_rows import hides_rows_by_numbers, opened, rows_lose_gradients, with_dead_rows
 
 aten = torch.ops.aten
 
@@ -401,16 +401,22 @@ def weights_are_whole(match: Binding, policy: Mapping[str, str]) -> Reason | Non
     return refused("math", "weights by sums of exponents are not NaN beside an infinite score", match)
 
 
-def with_gradients_of_cleared_rows(candidate: Candidate) -> Candidate:
-    """A candidate, except in training where NaN among the weights became 0.
+def with_eagers_rows_of_nan(candidate: Candidate) -> Candidate:
+    """A candidate, except where rows that are NaN in eager code would be numbers in it, or have other gradients.
 
-    In eager code, such a row adds nothing to the gradient of value, and makes those of query and key NaN if a score is
-    NaN or infinite or a sum hides the row. A kernel computes the weights again, and all gradients from NaN.
+    In training, a row of NaN that became 0 adds nothing to the gradient of value, and makes those of query and key NaN
+    if a score is NaN or infinite or a sum hides the row. A kernel computes the weights again, and all gradients from
+    NaN. Weights by sums of exponents are NaN in a row of low numbers, of which a softmax is uniform.
     """
 
     def applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-        if policy.get("nan", "eager") != "safe" and any(node.meta.get(CLEARED) for node in match.matched):
+        if policy.get("nan", "eager") == "safe":
+            return candidate.applies(match, policy)
+        if any(node.meta.get(CLEARED) for node in match.matched):
             why = "rows of NaN that are set to 0 have other gradients in it (option nan='safe')"
+            return refused(candidate.name, why, match)
+        if any(node.meta.get(BY_SUMS) for node in match.matched) and hides_rows_by_numbers(match):
+            why = "sums of exponents are 0 in rows that a low number hides (option nan='safe')"
             return refused(candidate.name, why, match)
         return candidate.applies(match, policy)
 

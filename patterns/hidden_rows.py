@@ -119,6 +119,16 @@ def sums_lose_digits(match: Binding, policy: Mapping[str, str]) -> bool:
     return is_tensor(bias) and lowest_top(bias) < _LOW
 
 
+def hides_rows_by_numbers(match: Binding) -> bool:
+    """Whether numbers that are not infinite may hide a whole row."""
+    bias, keep, fill = (match.operands.get(n) for n in ("bias", "keep", "fill"))
+    if is_causal_match(match):
+        return False
+    if is_tensor(keep) and val(fill) != -math.inf and may_empty_rows(None, keep, -math.inf):
+        return True
+    return is_tensor(bias) and lowest_top(bias) < _LOW
+
+
 def absorbing(match: Binding, policy: Mapping[str, str]) -> float:
     """The level below which numbers of the mask absorb scores in eager code; -inf if no row has only such numbers."""
     if is_causal_match(match):
