@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ...ir.ops import OPS
-from ...ir.value import Op
+from ...ir.value import Const, Op, Value
 from .dtypes import lane_type, scalar_type
+
+_INT32 = torch.iinfo(torch.int32)
 
 
 def operation_text(value: Op, args: list[str], lanes: int | None) -> str:
     """The operation on `args`, which are vectors of `lanes` lanes, or scalars if `lanes` is None."""
     name, taken, form = value.name, value.args[-1].dtype, OPS[value.name].cpp
+    if name == "cast" and lanes is not None and value.dtype == torch.uint8 and _fits_i32(value.args[0]):
+        return f"convert<V<u8, {lanes}>>(convert<V<i32, {lanes}>>({args[0]}))"
     if name in ("cast", "bitcast"):
         return conversion_text(args[0], taken, value.dtype, lanes, bits=name == "bitcast")
     if name == "where":
@@ -23,6 +29,25 @@ def operation_text(value: Op, args: list[str], lanes: int | None) -> str:
     if form.numbers:
         return _exact(form.numbers.format(*args), value.dtype, lanes)
     return f"op_{name}({', '.join(args)})"
+
+
+def _fits_i32(value: Value) -> bool:
+    """Whether a floating number is limited to those of i32, or NaN."""
+    low, high = _ends(value)
+    return value.dtype.is_floating_point and _INT32.min <= low and high < _INT32.max
+
+
+def _ends(value: Value, depth: int = 4) -> tuple[float, float]:
+    """The least and the greatest that a number can be, as far as constants in its last operations limit it."""
+    if isinstance(value, Const) and isinstance(value.number, (int, float)) and value.number == value.number:
+        return value.number, value.number
+    if depth and isinstance(value, Op) and value.name in ("round", "floor", "ceil", "trunc"):
+        return _ends(value.args[0], depth - 1)
+    if depth and isinstance(value, Op) and value.name in ("minimum", "maximum"):
+        pick = min if value.name == "minimum" else max
+        (a, b), (c, d) = (_ends(arg, depth - 1) for arg in value.args)
+        return pick(a, c), pick(b, d)
+    return -math.inf, math.inf
 
 
 def conversion_text(text: str, source: torch.dtype, to: torch.dtype, lanes: int | None, bits: bool = False) -> str:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from support.kernels import compiled_agrees, flat_buffer, loop_kernel, run_compiled_all
+from support.kernels import avx512_text, compiled_agrees, flat_buffer, loop_kernel, one_unit, run_compiled_all
 from support.thorough import one_row_in
 
 from regraft.compiler.codegen import cpp
@@ -361,6 +361,30 @@ def test_bytes_of_numbers_out_of_range():
     x = torch.tensor((edges + [-v for v in edges] + [math.nan]) * 3)
     for target in TARGETS:
         compiled_agrees(lambda x: x.to(torch.uint8), x, target=cpp.target(target))
+
+
+LIMITED = {
+    "both ends": (lambda x: (x * 255).round().clamp(0, 255), True),
+    "then rounded": (lambda x: (x * 255).clamp(0, 255).floor(), True),
+    "beyond bytes": (lambda x: x.clamp(-70000, 2**30), True),
+    "beyond i32": (lambda x: x.clamp(0, 2**40), False),
+    "one end": (lambda x: x.clamp(min=0), False),
+    "one end, then used": (lambda x: x.clamp(-1, 255) * 2, False),
+    "by a tensor": (lambda x: x.clamp(0).minimum(x.abs() + 4), False),
+}
+
+
+@one_unit()
+def test_limited_numbers_as_bytes():
+    """Those that constants keep in 32 bits need no test of their size."""
+    x = torch.tensor([*SPECIAL, 256.0, 300.0, -300.0, 2.0**31, -(2.0**31), 2.0**35 + 2**14, 1e20] * 3)
+    for function, fits in LIMITED.values():
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            bytes_of = lambda x, f=function: f(x).to(torch.uint8)  # noqa: E731
+            given = x.to(dtype)
+            given = given[function(given).isfinite()]
+            compiled_agrees(bytes_of, given, rtol=0, atol=0)
+        assert ("to_bytes" in avx512_text(bytes_of, x)) != fits
 
 
 def test_exponentials_at_the_ends_of_their_range():
