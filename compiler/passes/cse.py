@@ -15,7 +15,7 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat import autograd
-from ...rewrites.graph import is_tensor, val
+from ...rewrites.graph import arguments, is_tensor, op_name, rank, val
 from ...rewrites.purity import is_pure, is_random, mutable, returned_storages, storages
 from ...rewrites.walk import recompiles
 
@@ -35,13 +35,29 @@ def eliminate_common_subexpressions(graph_module: fx.GraphModule) -> int:
     for node in list(graph.nodes):
         if not _is_plain(node) or node in written or storages(node) & returned:
             continue
-        key = (node.target, frozen(node.args), frozen(node.kwargs))
-        known = first.setdefault(key, node)
+        known = first.setdefault(_call(node), node)
         if known is not node:
             node.replace_all_uses_with(known)
             graph.erase_node(node)
             gone += 1
     return gone
+
+
+def _call(node: fx.Node) -> Any:
+    """A call as a dictionary key: defaults are given, and dims are counted from the first one."""
+    given = arguments(node)
+    x = next(iter(given.values()), None)
+    named = [name for name in ("dim", "dims") if name in given]
+    # Where dims are added, and in gradients, dims are those of another tensor.
+    if named and is_tensor(x) and rank(x) >= rank(node) and not op_name(node).endswith("_backward"):
+        given |= {name: _from_first(given[name], rank(x)) for name in named}
+    return node.target, frozen(given)
+
+
+def _from_first(dims: Any, count: int) -> Any:
+    if isinstance(dims, (list, tuple)):
+        return [_from_first(dim, count) for dim in dims]
+    return dims + count if isinstance(dims, int) and dims < 0 else dims
 
 
 def equate_sizes(graph_module: fx.GraphModule) -> int:

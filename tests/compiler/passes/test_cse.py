@@ -51,6 +51,29 @@ def test_arguments_count_with_their_types():
     assert gone == 0
 
 
+def test_dims_count_from_either_end():
+    def function(x):
+        rows = [aten._log_softmax(x, 1, False), aten._log_softmax(x, -1, False)]
+        sums = [aten.sum(x, [-1]), aten.sum(x, [1]), aten.sum(x, [1], False), aten.sum(x, [0]), aten.sum(x, [1], True)]
+        turned = [aten.permute(x, [-1, 0]), aten.permute(x, [1, 0])]
+        return [aten.mul(y, float(i)) for i, y in enumerate((*rows, *sums, *turned))]
+
+    _, gone = shared(function, X)
+    assert gone == 4
+
+
+def test_dims_of_other_tensors_stay_apart():
+    def function(x):
+        wider = [aten.unsqueeze(x, -1), aten.unsqueeze(x, 1)]
+        gradients = [aten.select_backward(x, [4, 1, 6], 1, 0), aten.select_backward(x, [4, 6, 1], -1, 0)]
+        windows = aten.unfold(x, 1, 2, 2)
+        back = [aten.unfold_backward(windows, [4, 6], -1, 2, 2), aten.unfold_backward(windows, [4, 6], 1, 2, 2)]
+        return [aten.mul(y, float(i)) for i, y in enumerate((*wider, *gradients, *back))]
+
+    _, gone = shared(function, X)
+    assert gone == 0
+
+
 def test_two_results_stay_two_tensors():
     module, gone = shared(lambda x: (x.relu(), x.relu()), X)
     a, b = module(X)
