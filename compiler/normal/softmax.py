@@ -143,7 +143,10 @@ def product_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
     dim = rank(exponents) - 1
     if over[1] != dim or rank(values) < 2 or rank(node) != rank(exponents):
         return None
-    weights = edit.call(aten.softmax.int, _unshifted(node, edit, exponents.args[0], dim), -1)
+    x = _unshifted(node, edit, exponents.args[0], dim)
+    weights = edit.call(aten.softmax.int, x, -1)
+    if x is exponents.args[0]:
+        weights.meta[BY_SUMS] = True
     return edit.call(aten.matmul.default, weights, values)
 
 

@@ -271,12 +271,14 @@ def test_kept_weights_of_infinite_scores(name: str, nan: str) -> None:
 
 @pytest.mark.parametrize("masked", [lambda s, m: s + torch.where(m, 0.0, -1e9), lambda s, m: s.masked_fill(~m, -1e9)])
 @pytest.mark.parametrize("nan", ["eager", "safe"])
-def test_sums_of_exponents_of_hidden_rows(nan: str, masked: Any) -> None:
+@pytest.mark.parametrize("divided", ["weights", "result"])
+def test_sums_of_exponents_of_hidden_rows(divided: str, nan: str, masked: Any) -> None:
     """All exponents of a row that a low number hides are 0; of a softmax the row is uniform."""
 
     def program(q: Any, k: Any, v: Any, keep: Any) -> Any:
         exponents = masked(q @ k.mT * 0.5, keep).exp()
-        return exponents / exponents.sum(-1, keepdim=True) @ v
+        total = exponents.sum(-1, keepdim=True)
+        return exponents / total @ v if divided == "weights" else exponents @ v / total
 
     keep = torch.ones(S, T, dtype=torch.bool)
     keep[0], keep[1, :2] = False, False
