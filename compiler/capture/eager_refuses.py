@@ -15,6 +15,7 @@
     x.add_(1), x of inference mode      outside of it
     y = x * w; w.data = z               the backward reads `w`, which lies in other memory by then
     nansum(x, dim=())                   the sum of all, of which metadata says that it is as large as `x`
+    unique(x, dim=-1)                   lies along `dim`, and metadata may even have other dims than the result
     where(mask, half, -1e9)             on GPUs, a number that the dtype does not hold
     hardshrink(x.long())                tracing makes it of operators that take integers
     channel_shuffle(x.mT, 2)            on GPUs, of strides in which its channels cannot be split
@@ -48,6 +49,7 @@ from .given_again import can_be_split
 _NO_USES = ("aten.set_", "_get_data_attr", "aten.view_as", "aten.expand_as", "aten.reshape_as", "aten.sym_size")
 _SPELLED_OUT = ("aten.multilabel_margin_loss", "aten.max_pool1d")
 _IN_NO_ORDER = ("aten.put", "aten.put_", "aten.max_unpool2d", "aten.max_unpool3d")  # also on CPUs
+_DISTINCT = ("aten.unique_dim", "aten.unique_consecutive", "aten.unique_dim_consecutive")
 _UNSAFE = ("aten.unsafe_chunk", "aten.unsafe_split", "aten.unsafe_split_with_sizes")
 _MOST_LOOKED_AT = 1 << 26  # elements of memory that are looked at for places in common
 _Place = tuple[int, list[int], list[int], int]  # offset, sizes, strides, bytes of an element
@@ -59,7 +61,7 @@ def eager_may_refuse(graph: fx.Graph) -> Reason | None:
     for node in graph.nodes:
         if not isinstance(node.target, compat.OpOverload):
             continue
-        reason = _of_call(node) or _of_no_dims(node) or _chosen_beyond(node) or _split_early(node)
+        reason = _of_call(node) or _of_dims(node) or _chosen_beyond(node) or _split_early(node)
         if reason is not None:
             return Reason(*reason, (node,))
         for target in written(node):
@@ -93,8 +95,10 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
     return None
 
 
-def _of_no_dims(node: fx.Node) -> tuple[str, str] | None:
-    """The code and message of a sum over an empty list of dims, of whose result metadata has other sizes."""
+def _of_dims(node: fx.Node) -> tuple[str, str] | None:
+    """The code and message of a call over dims of whose result metadata has other sizes, or other strides."""
+    if op_name(node) in _DISTINCT and _given(node, "dim") not in (None, 0):
+        return "unique-along-a-dim", f"{node.name} finds what is distinct along a dim that is not the first"
     dims = _given(node, "dim") if op_name(node) in ("aten.nansum", "aten.nanmean") else None
     if not isinstance(dims, (list, tuple)) or dims:
         return None

@@ -399,6 +399,21 @@ def test_numbers_that_are_chosen_on_gpus(device, number):
             graph.erase_node(made)
 
 
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("function", [torch.unique, torch.unique_consecutive])
+def test_distinct_parts_along_a_dim(function, dim):
+    """Eager's lie along the dim; metadata of `unique_consecutive` has as many dims more as a negative dim counts."""
+    x = torch.tensor([[1, 1, 2], [1, 1, 2], [3, 1, 1]], dtype=torch.int32)[:, None]
+    run = lambda x: function(x, return_inverse=True, dim=dim)  # noqa: E731
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(run, backend="regraft", options={"strict": True})
+        for given in (x, x[1:]):
+            for ours, eager in zip(compiled(given), run(given), strict=True):
+                assert torch.equal(ours, eager)
+                assert ours.stride() == eager.stride()
+
+
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("function", [torch.nansum, torch.nanmean])
 def test_sums_over_no_dims(function, keepdim):
