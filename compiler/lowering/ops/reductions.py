@@ -17,7 +17,7 @@ import torch
 
 from ...ir.index.bounds import bounds
 from ...ir.reducers import REDUCERS
-from ...ir.value import Number, Value, compute_dtype
+from ...ir.value import HALVES, Number, Value, compute_dtype
 from ..arithmetic import element, minus, op, over, plus, power, size_value, square, times, where
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers
 from ..scalars import Scalar, literal
@@ -329,13 +329,15 @@ def _spread(low: Lowering, x: Tensor, of: Space, correction: float | None) -> tu
     """The mean, and the variance or standard deviation; a correction of NaN leaves no freedom, as in eager.
 
     On CPUs in eager's dtype, float64, or as precisely: squares of 1e-23 or 1e20 are numbers in it, deviations from a
-    large mean keep their digits, and those of equal elements are 0.
+    large mean keep their digits, and those of equal elements are 0. For variances of 16 bits, float32 about the first
+    element has these digits.
     """
     correction = math.inf if isinstance(correction, float) and math.isnan(correction) else correction
     if is_scaled(low, x, of):
         return scaled_deviation(low, x, of, correction, root=_is_deviation(low))
     finish = _variance(of, correction, _is_deviation(low))
-    if low.device.type == "cuda" and (bounds(of.count)[0] or 0) > 0:
+    few_digits = low.device.type == "cuda" or (x.dtype in HALVES and not _is_deviation(low))
+    if few_digits and (bounds(of.count)[0] or 0) > 0:
         return _about_first(low, x, of, finish)
     return moments(low, x, of, finish, torch.float64 if low.device.type == "cpu" else None)
 
