@@ -15,6 +15,7 @@ from support.thorough import one_row_in, takes_turns
     [(False, False), (True, False), (True, True)],
     ids=["inference-static", "training-static", "training-dynamic"],
 )
+@one_row_in(2)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_matches(name: str, training: bool, dynamic: bool) -> None:
     function, inputs = SPELLINGS[name]

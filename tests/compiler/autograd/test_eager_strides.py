@@ -162,6 +162,7 @@ def strides(target, args, mode):
     return [[t.stride() for t in result] for result in results]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_fakes_lie_as_in_eager(name):
     different, mode = [], new_fake_mode(None)

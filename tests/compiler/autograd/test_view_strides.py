@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from support.thorough import one_row_in
 from torch import Tensor
 
 from regraft.compiler.autograd.view_strides import viewed
@@ -57,6 +58,7 @@ IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_images_of_tokens_lie_as_in_eager(name: str, batch: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.thorough import one_row_in
 from torch import fx
 
 import regraft
@@ -71,6 +72,7 @@ def in_graph(target: Any, given: tuple[Any, ...]) -> fx.Node:
     return graph.call_function(target, tuple(args))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(("name", "packet", "overload"), CALLS, ids=lambda x: x if isinstance(x, str) else "")
 def test_as_eager(name, packet, overload):
     target, missed, extra = getattr(packet, overload), [], []

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.thorough import one_row_in
 
 import regraft
 
@@ -16,6 +17,7 @@ MAKERS = {
 }  # fmt: skip
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", MAKERS)
 def test_as_eager(name):
     torch.compiler.reset()

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch import nn
 
 import regraft
@@ -139,6 +139,7 @@ def stepped(name, change, compiled):
     return found
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("change", list(MEMORIES))
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_tensors_of_a_step_share_memory(name, change):
