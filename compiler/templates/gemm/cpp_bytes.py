@@ -23,8 +23,13 @@ namespace gemm {
 typedef V<i32, 16> Words;
 
 INLINE Words byte_dots(Words sums, Words unsigned_bytes, Words signed_bytes) {
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) && defined(MASKS)
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(unsigned_bytes), "v"(signed_bytes));
+#else  // an artifact that was made elsewhere
+  for (int q = 0; q < 4; ++q) {
+    const Words x = unsigned_bytes >> (8 * q) & 255, y = signed_bytes << (24 - 8 * q) >> 24;
+    sums += x * y;
+  }
 #endif
   return sums;
 }

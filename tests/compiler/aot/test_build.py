@@ -15,7 +15,7 @@ def test_an_object_is_compiled_once_and_again_where_its_copy_is_damaged(tmp_path
     compiled = []
     real = build._object
     monkeypatch.setattr(build, "_object", lambda *args: compiled.append(args[2]) or real(*args))
-    text = f"int number() {{ return {hash(tmp_path) % 1000}; }}\n"
+    text = f"int number() {{ return {hash(tmp_path) % (1 << 30)}; }}\n"
     with cache_in(tmp_path / "cache"):
 
         def made(flags=()):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.thorough import one_row_in
 
+from regraft.compiler.codegen.cpp.target import host_target
 from regraft.compiler.templates.common.cpp_call import lanes
-from regraft.compiler.templates.gemm.cpp_bytes import has_byte_dots
+from regraft.compiler.templates.gemm.cpp_bytes import LANES, has_byte_dots
 
 from .test_fuse import fuse, kernels
 
@@ -89,3 +92,15 @@ def test_processors_without_the_instruction_keep_the_call(monkeypatch: pytest.Mo
     fused = fuse(aten._int_mm, [bytes_of(5, 8), bytes_of(16, 8).t()])
     assert not fused.count
     assert {miss.code for miss in fused.record.near_misses} == {"instructions"}
+
+
+@pytest.mark.skipif(lanes() != LANES, reason="vectors are narrower here")
+def test_kernels_that_are_compiled_again_elsewhere_need_no_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Artifacts hold sources."""
+    plain = replace(host_target(), flags=(*host_target().flags, "-mno-avx512vnni"))
+    monkeypatch.setattr("regraft.compiler.templates.common.cpp_call.host_target", lambda: plain)
+    monkeypatch.setattr("regraft.compiler.templates.gemm.fuse.has_byte_dots", lambda lanes: True)
+    x, weight = bytes_of(9, 40), bytes_of(20, 40).t()
+    fused = fuse(aten._int_mm, [x, weight])
+    assert len(kernels(fused)) == 1
+    assert torch.equal(fused.graph_module(x, weight), exact(x, weight))
