@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .index.index import Index, Loaded, Var, atoms
 from .kernel import Assign, Fold, Loop, Statement, Update
 from .program import Reduction, StoreMode
-from .value import Load, Value, walk
+from .value import Load, Rewriter, Value, walk
 
 
 @dataclass(frozen=True)
@@ -111,3 +111,21 @@ def updated(body: Iterable[Statement]) -> dict[str, Reduction]:
 def loop_variables(body: Iterable[Statement]) -> set[Var]:
     """The variables of the loops in a body."""
     return {s.var for s in statements(body) if isinstance(s, Loop)}
+
+
+def rewritten(statement: Statement, rewrite: Rewriter) -> Statement:
+    """A statement whose indices and values, and those of the statements in it, are rewritten."""
+    if isinstance(statement, Assign):
+        store = statement.store
+        indices = tuple(map(rewrite.index, store.indices))
+        return Assign(replace(store, indices=indices, value=rewrite(store.value)))
+    if isinstance(statement, Update):
+        return Update(_rewritten(statement.reduction, rewrite))
+    body = tuple(rewritten(inner, rewrite) for inner in statement.body)
+    if isinstance(statement, Fold):
+        return Fold(tuple(_rewritten(r, rewrite) for r in statement.reductions), body)
+    return replace(statement, body=body)
+
+
+def _rewritten(reduction: Reduction, rewrite: Rewriter) -> Reduction:
+    return replace(reduction, values=tuple(map(rewrite, reduction.values)))

@@ -9,15 +9,13 @@ are such comparisons: with lanes of 64 bits, all that they mask would have half 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from ...ir.accesses import loop_variables, statements
+from ...ir.accesses import loop_variables, rewritten, statements
 from ...ir.dependence import Dependence
-from ...ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
+from ...ir.kernel import Kernel, Loop
 from ...ir.ops import COMPARISONS
-from ...ir.program import Reduction
 from ...ir.value import Const, Op, Rewriter, Value
 from ..narrow import Narrower, fits_32_bits
 
@@ -41,7 +39,7 @@ def compare_places(kernel: Kernel) -> Kernel:
         return None
 
     rewrite = Rewriter(compared)
-    return replace(kernel, body=tuple(_statement(s, rewrite) for s in kernel.body))
+    return replace(kernel, body=tuple(rewritten(s, rewrite) for s in kernel.body))
 
 
 def _limited(value: Value, low: int, high: int) -> Value:
@@ -49,23 +47,6 @@ def _limited(value: Value, low: int, high: int) -> Value:
     for name, end in (("maximum", low), ("minimum", high)):
         value = Op(name, (value, Const(end, torch.int64)), torch.int64)
     return Op("cast", (value,), torch.int32)
-
-
-def _statement(statement: Statement, rewrite: Rewriter) -> Statement:
-    if isinstance(statement, Assign):
-        store = statement.store
-        indices: tuple[Any, ...] = tuple(map(rewrite.index, store.indices))
-        return Assign(replace(store, indices=indices, value=rewrite(store.value)))
-    if isinstance(statement, Update):
-        return Update(_reduction(statement.reduction, rewrite))
-    body = tuple(_statement(s, rewrite) for s in statement.body)
-    if isinstance(statement, Fold):
-        return Fold(tuple(_reduction(r, rewrite) for r in statement.reductions), body)
-    return replace(statement, body=body)
-
-
-def _reduction(reduction: Reduction, rewrite: Rewriter) -> Reduction:
-    return replace(reduction, values=tuple(map(rewrite, reduction.values)))
 
 
 __all__ = ["compare_places"]

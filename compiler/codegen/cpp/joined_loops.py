@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...ir.accesses import statements, updated, values
+from ...ir.accesses import rewritten, statements, updated, values
 from ...ir.index.index import Var, mul
-from ...ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
-from ...ir.program import Reduction
+from ...ir.kernel import Assign, Fold, Kernel, Loop, Statement
 from ...ir.value import Rewriter, indices_of
 from ...schedule.affine import proportional
 
@@ -41,7 +40,7 @@ def _joined(statement: Statement) -> Statement:
     var = Var(made.var.name, mul(made.var.extent, inner.var.extent))
     by: dict[Any, Any] = {made.var: 0, inner.var: var.index()}
     here = Rewriter(atom=by.get)
-    return Loop(var, tuple(_moved(s, here) for s in inner.body), made.parallel)
+    return Loop(var, tuple(rewritten(s, here) for s in inner.body), made.parallel)
 
 
 def _numbers(body: Sequence[Statement]) -> Iterator[Any]:
@@ -53,22 +52,6 @@ def _numbers(body: Sequence[Statement]) -> Iterator[Any]:
             yield from statement.store.indices
         elif isinstance(statement, Loop):
             yield statement.var.extent
-
-
-def _moved(statement: Statement, here: Rewriter) -> Statement:
-    if isinstance(statement, Assign):
-        store = statement.store
-        return Assign(replace(store, indices=tuple(map(here.index, store.indices)), value=here(store.value)))
-    if isinstance(statement, Update):
-        return Update(_folded(statement.reduction, here))
-    body = tuple(_moved(s, here) for s in statement.body)
-    if isinstance(statement, Fold):
-        return Fold(tuple(_folded(r, here) for r in statement.reductions), body)
-    return replace(statement, body=body)
-
-
-def _folded(reduction: Reduction, here: Rewriter) -> Reduction:
-    return replace(reduction, values=tuple(map(here, reduction.values)))
 
 
 __all__ = ["join_loops"]
