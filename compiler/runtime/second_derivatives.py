@@ -5,7 +5,8 @@
 
 A backward that is to have a derivative runs within grad mode. It then runs the program again, on the inputs that its
 forward had, as written. What was random in the forward, or has changed since, cannot be computed again: there the
-compiled backward runs, and autograd raises an error when a derivative of it is asked for.
+compiled backward runs, and autograd raises an error when a derivative of it is asked for. `values_before.py` is about
+what the program itself writes (running statistics).
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
-from ...rewrites.compat.steps import compiled_step, function_of, replace_backward, versions
+from ...rewrites.compat.steps import compiled_step, function_of, replace_backward
 from ...rewrites.record import Fallback, GraphRecord
+from .values_before import Before, ValuesBefore, chosen
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _CALL = "_regraft_call"
+_Call = tuple[Sequence[Any], Sequence[weakref.ref[Any]], Sequence[int]]
 
 
 def twice_differentiable(
@@ -44,16 +47,18 @@ def twice_differentiable(
     tensors = [k for k, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
     free = [k for k in tensors if not isinstance(inputs[k], torch.nn.Parameter)]
     held = [k for k in range(len(inputs)) if k not in free]
-    every, kept, others = map(_chosen, (tensors, held, free))
+    (kept, others), values = map(chosen, (held, free)), ValuesBefore(program, inputs)
 
     def run(*inputs: Any) -> Any:
-        written = versions(every(inputs))
+        before = values.keep(inputs)
         results = compiled(*inputs)
         node = compiled_step(_each(results))
         if node is not None and not hasattr(node, _CALL):
             again.know(node, _each(results))
+            values.settle(before, inputs)
             # Autograd keeps parameters, too. What else was given is not kept for what few ask for.
-            setattr(node, _CALL, (again, kept(inputs), list(map(weakref.ref, others(inputs))), (*held, *free), written))
+            given = kept(inputs), list(map(weakref.ref, others(inputs))), (*held, *free)
+            setattr(node, _CALL, (again, given, values, before))
         return results
 
     return run
@@ -85,13 +90,6 @@ def _enables_gradients(part: fx.GraphModule) -> bool:
     return any(node.args[0] is True for node in part.graph.find_nodes(op="call_function", target=compat.SET_GRAD_MODE))
 
 
-def _chosen(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What picks the inputs at these places."""
-    if len(places) > 1:
-        return operator.itemgetter(*places)
-    return lambda inputs: tuple(inputs[k] for k in places)
-
-
 def _each(results: Any) -> Sequence[Any]:
     """What a program returned, one result or several, as several."""
     return results if isinstance(results, (tuple, list)) else (results,)
@@ -121,9 +119,13 @@ class _Again:
                 x.output_nr: k for k, x in enumerate(results) if isinstance(x, torch.Tensor) and x.grad_fn is node
             }
 
-    def gradients(self, node: Any, call: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...] | None:
+    def gradients(
+        self, node: Any, call: tuple[_Call, ValuesBefore, Before], given: Sequence[Any]
+    ) -> tuple[Any, ...] | None:
         """The gradients of a node's inputs for those of its results, with derivatives; None where that cannot be."""
-        inputs = _inputs_of(*call)
+        of_call, values, before = call
+        there = _inputs_of(*of_call)
+        inputs = None if there is None else values.inputs(before, there)
         if inputs is None or any(
             x is not None and k not in self._results and bool(x.any()) for k, x in enumerate(given)
         ):
@@ -175,14 +177,11 @@ def _backward(original: Callable[..., Any], node: Any, *gradients: Any) -> Any:
     return original(node, *gradients)
 
 
-def _inputs_of(
-    kept: Sequence[Any], refs: Sequence[weakref.ref[Any]], order: Sequence[int], written: Sequence[int]
-) -> list[Any] | None:
-    """The inputs of a call; None where one is gone, or was written to since."""
+def _inputs_of(kept: Sequence[Any], refs: Sequence[weakref.ref[Any]], order: Sequence[int]) -> list[Any] | None:
+    """The inputs of a call; None where one is gone."""
     free = [ref() for ref in refs]
     inputs = [x for _, x in sorted(zip(order, (*kept, *free), strict=True), key=operator.itemgetter(0))]
-    gone = any(x is None for x in free)
-    return None if gone or versions(x for x in inputs if isinstance(x, torch.Tensor)) != written else inputs
+    return None if any(x is None for x in free) else inputs
 
 
 def _edge(x: torch.Tensor) -> tuple[Any, int]:

@@ -1,5 +1,6 @@
 """Derivatives of gradients: eager's, by the program as it was written; an error where that cannot be run again."""
 
+import copy
 import gc
 import weakref
 
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from support.thorough import one_row_in
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 import regraft
@@ -94,6 +96,57 @@ def test_autocast_of_the_forward():
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0.0)
 
 
+class Averaging(nn.Module):
+    """Reads a buffer, and writes it."""
+
+    def __init__(self, *, width=5):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5))
+        self.register_buffer("average", torch.ones(width))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.average.lerp_(x.detach().mean(0), 0.25)
+        self.calls += 1
+        return (x * self.weight / self.average.clone() / self.calls.clone()).tanh()
+
+
+STATES = {
+    "of batches": lambda: nn.Sequential(nn.BatchNorm1d(5), nn.Softplus(), nn.Linear(5, 5), nn.BatchNorm1d(5)),
+    "of instances": lambda: nn.Sequential(nn.Unflatten(1, (1, 5)), nn.InstanceNorm1d(1, track_running_stats=True)),
+    "not of batches": lambda: nn.Sequential(nn.BatchNorm1d(5), nn.Softplus()).eval(),
+    "power iterations": lambda: nn.Sequential(spectral_norm(nn.Linear(5, 5)), nn.Softplus()),
+    "averages": Averaging,
+}
+
+
+@one_row_in(2)
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", STATES)
+def test_what_a_program_writes_is_as_it_was(name, dynamic):
+    """Of two calls: the second one writes what the first one has read."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    plain = STATES[name]().double()
+    model = copy.deepcopy(plain)
+    run = torch.compile(model, backend="regraft", dynamic=dynamic, options={"strict": True})
+    for rows in (4, 6):
+        x = torch.randn(rows, 5).double()
+        found, expected = (penalized_twice(call, of, x) for call, of in ((run, model), (plain, plain)))
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(dict(model.named_buffers()), dict(plain.named_buffers()))
+
+
+def penalized_twice(run, model, x):
+    """Gradients of a penalty on gradients of two calls."""
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    loss = run(x).sin().sum() + run(x * 2).square().sum()
+    (first,) = torch.autograd.grad(loss, x, create_graph=True)
+    (first.square().sum() + loss).backward()
+    return [first, x.grad, *(p.grad for p in model.parameters())]
+
+
 def _drawing(x, w):
     return F.dropout(x @ w, 0.5)
 
@@ -105,10 +158,10 @@ def _writing(x, w):
 
 @pytest.mark.parametrize("program", [_drawing, _writing, lambda x, w: Halved.apply(x @ w)])
 def test_what_cannot_run_again_is_refused(program):
-    """Draws would be others, what was written is gone, a backward of the user's is recorded without its derivative."""
+    """Draws would be others, much that is written is gone, a user's backward is recorded without its derivative."""
     torch.compiler.reset()
     run = torch.compile(program, backend="regraft")
-    x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
+    x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 5000)
     (first,) = torch.autograd.grad(run(x, w).square().sum(), x, create_graph=True)
     state = torch.get_rng_state()
     with pytest.raises(RuntimeError, match="double backward"):
