@@ -19,6 +19,7 @@
     where(mask, half, -1e9)             on GPUs, a number that the dtype does not hold
     hardshrink(x.long())                tracing makes it of operators that take integers
     channel_shuffle(x.mT, 2)            on GPUs, of strides in which its channels cannot be split
+    pad(x, (-3, 3)), x of two columns   and others of `refused_sizes`; nobody reads the result, which tracing makes
     put_(i, y)                          deterministic algorithms are asked for
     fused_moving_avg_obs_fake_quant     an empty state is resized to the number of channels, which tracing ignores
 
@@ -45,6 +46,7 @@ from ..lowering.element_numbers import fits, unheld
 from ..lowering.refused import refused
 from .fitting_writes import misfit, misfit_of_out
 from .given_again import can_be_split
+from .refused_sizes import leaves_nothing, refused_sizes
 
 _NO_USES = ("aten.set_", "_get_data_attr", "aten.view_as", "aten.expand_as", "aten.reshape_as", "aten.sym_size")
 _SPELLED_OUT = ("aten.multilabel_margin_loss", "aten.max_pool1d")
@@ -77,7 +79,7 @@ def eager_may_refuse(graph: fx.Graph) -> Reason | None:
 def _of_call(node: fx.Node) -> tuple[str, str] | None:
     """The code and message of a call that eager runs differently from its trace."""
     name = op_name(node)
-    if "upsample_" in name and (_is_empty(node) != _is_empty(node.args[0]) or _is_empty(node.args[0], 1)):
+    if leaves_nothing(node):
         return "resampled-to-nothing", f"{node.name} leaves nothing of an image, or makes one of nothing"
     if name == "aten.one_hot" and node.args[0].meta["val"].dtype != torch.int64:
         return "one-hot-of-other-integers", f"{node.name} is of integers that are no int64"
@@ -117,9 +119,10 @@ def _chosen_beyond(node: fx.Node) -> tuple[str, str] | None:
 
 
 def _split_early(node: fx.Node) -> tuple[str, str] | None:
-    """The code and message of a call that eager refuses, and that tracing makes of others, which are not refused."""
-    early = compat.is_split_by_autograd(node.target) or op_name(node) in _SPELLED_OUT
+    """The code and message of a call that eager refuses and tracing does not, or that it makes of other calls."""
+    early = compat.is_split_by_autograd(node.target) or op_name(node) in _SPELLED_OUT or not node.users
     refusal = refused(node) or unheld(node) if early else None
+    refusal = refusal or refused_sizes(node)
     return None if refusal is None else ("refused-by-eager", f"{node.name}: {refusal}")
 
 
@@ -166,10 +169,10 @@ def _given(node: fx.Node, name: str) -> Any:
     return node.args[place] if place < len(node.args) else node.kwargs.get(name)
 
 
-def _is_empty(node: fx.Node, start: int = 0) -> bool:
-    """Whether a tensor has no elements, or an element of its first `start` dims has none."""
+def _is_empty(node: fx.Node) -> bool:
+    """Whether a tensor has no elements."""
     place = _place(node)
-    return place is not None and 0 in place[1][start:]
+    return place is not None and 0 in place[1]
 
 
 def _culprit(node: fx.Node, target: fx.Node) -> str | None:

@@ -11,7 +11,10 @@ from ...rewrites import compat
 from ...rewrites.purity import is_removable
 from ...rewrites.reason import Reason
 from ...rewrites.tracing import read_sizes_early
+from ..lowering.element_numbers import unheld
+from ..lowering.refused import refused
 from .autocast import SOURCE_META, wrap_without_autocast
+from .refused_sizes import leaves_nothing, refused_sizes
 
 aten = torch.ops.aten
 # Dynamo's temporary values: real tensors, and fakes of another mode, which a compiled graph must not keep alive.
@@ -79,14 +82,20 @@ def _detach_factories(graph: fx.Graph) -> None:
 
 
 def _drop_dead(graph: fx.Graph) -> None:
-    """Erase pure calls without users.
+    """Erase pure calls without users, but for those that eager refuses.
 
     `Graph.eliminate_dead_code` is not used: it also erases calls in the subgraphs of higher-order operators, by another
     notion of purity, and would erase the writes in Dynamo's subgraphs.
     """
     for node in reversed(graph.nodes):
-        if not node.users and is_removable(node):
+        if not node.users and is_removable(node) and not _is_refused(node):
             graph.erase_node(node)
+
+
+def _is_refused(node: fx.Node) -> bool:
+    if not isinstance(node.target, compat.OpOverload):
+        return False
+    return leaves_nothing(node) or (refused_sizes(node) or refused(node) or unheld(node)) is not None
 
 
 def _complete_metadata(graph: fx.Graph) -> None:
