@@ -20,9 +20,10 @@ def default_rules() -> RuleSet:
     from .packed_weights import int4_weight, int8_weight
     from .padding import padded_product
     from .rotary import rotary
+    from .shifted_bytes import shifted_bytes
 
     return RuleSet([
         sdpa, sdpa_with_weights, rms_norm, layer_norm, gelu, gelu_tanh, silu, mish, rotary, batch_norm,
         picked_log_softmax, merged_linear, identity, idempotent, reordered_twice, padded_product, byte_product,
-        int8_weight, int4_weight, linear, convolution,
+        shifted_bytes, int8_weight, int4_weight, linear, convolution,
     ])  # fmt: skip

@@ -100,7 +100,7 @@ def applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
         return Reason("device-unsupported", "bytes are multiplied on CPUs", (x,), "cpu", str(val(x).device))
     if not all(known(size >= 1) for size in shape(x)) or not all(known(size >= 2) for size in shape(weight)):
         return Reason("kernel-unavailable", "a size may be zero, or one in the weight", (x, weight))
-    if overlaps(weight) or not all(known(stride > 0) for stride in val(weight).stride()):
+    if shares_places(weight):
         return Reason("kernel-unavailable", "the weight's entries share places in memory", (weight,))
     rows = hint(product(shape(x)[:-1]))
     moved = dtype(x) == torch.uint8 or {"zero", "shift"} & match.operands.keys()
@@ -108,6 +108,11 @@ def applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
         message = f"{counted(rows, 'row')} take no longer than the sums of the weight's rows, which a zero point needs"
         return Reason("rows-few", message, (x,), f"{FEWEST_ROWS} rows, or signed bytes without zero point", describe(x))
     return None
+
+
+def shares_places(weight: Any) -> bool:
+    """Whether torch's operator is wrong for the strides of a weight."""
+    return overlaps(weight) or not all(known(stride > 0) for stride in val(weight).stride())
 
 
 def of_bytes(x: Any, weight: Any) -> Reason | None:
@@ -187,7 +192,7 @@ def _widest(kind: Any, *operands: Any) -> Any:
     return kind
 
 
-def _copied(value: Any, kind: Any) -> Any:
+def copied(value: Any, kind: Any) -> Any:
     """A cast, as programs after autograd have it."""
     if isinstance(value, Term):
         return Call("aten._to_copy", (value,), (("dtype", kind),))
@@ -277,7 +282,7 @@ def byte_product(  # noqa: PLR0913 - the parts that may be there
 
     def dequantized(name: str, value: Any, zero: Any, shift: Any, scale: Any, factor: Any, kind: Any) -> Any:
         side = "" if name == "x" else "weight_"
-        wide = choose(name, cast=lambda: cast(value, kind), copied=lambda: _copied(value, kind), promoted=value)
+        wide = choose(name, cast=lambda: cast(value, kind), copied=lambda: copied(value, kind), promoted=value)
         moved = choose(side + "zero", none=wide, tensor=lambda: wide - zero, number=lambda: wide - shift)
         return choose(side + "scale", none=moved, tensor=lambda: moved * scale, number=lambda: moved * factor)
 
@@ -293,5 +298,5 @@ def byte_product(  # noqa: PLR0913 - the parts that may be there
         "weight_rounded",
         no=lambda: multiplied(_widest(narrow, weight_scale), lambda right: right),
         cast=lambda: multiplied(narrow, lambda right: cast(right, narrow)),
-        copied=lambda: multiplied(narrow, lambda right: _copied(right, narrow)),
+        copied=lambda: multiplied(narrow, lambda right: copied(right, narrow)),
     )

@@ -1,9 +1,10 @@
-"""Products of signed bytes with sums in 32 bits: four neighbours along the depth are multiplied in one lane.
+"""Products of bytes and signed bytes with sums in 32 bits: four neighbours along the depth are multiplied in one lane.
 
     sums[row, lane] += x[row, 4k] * b[4k, column] + ... + x[row, 4k + 3] * b[4k + 3, column]
 
-The instruction (VNNI) takes unsigned bytes on the left: `x` is read with its upper bit flipped, which adds 128, and
-sums begin at -128 times the sum of a column. Panels are those of `cpp`, of words of four bytes instead of numbers.
+The instruction (VNNI) takes unsigned bytes on the left: a signed `x` is read with its upper bit flipped, which adds
+128, and sums begin at -128 times the sum of a column. Panels are those of `cpp`, of words of four bytes instead of
+numbers.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ INLINE Words byte_dots(Words sums, Words unsigned_bytes, Words signed_bytes) {
   return sums;
 }
 
-INLINE i32 word_at(const i8* p) { i32 word; __builtin_memcpy(&word, p, 4); return word; }
+INLINE i32 word_at(const void* p) { i32 word; __builtin_memcpy(&word, p, 4); return word; }
 
 // c[R][C vectors] = start[C vectors] (+ c) + a[R][depth words] @ b; vector n of b's row k is at b + n * ldb + k * 16.
-template <int N, int R, int C>
-static inline void streams_of_bytes(const i8* __restrict a, i64 lda, const i32* __restrict b, i64 ldb,
+template <int N, int R, int C, typename T>
+static inline void streams_of_bytes(const T* __restrict a, i64 lda, const i32* __restrict b, i64 ldb,
                                     i32* __restrict c, i64 ldc, i64 depth, bool add, const i32* start) {
   Words acc[R][C];
 #pragma GCC unroll 16
@@ -48,7 +49,7 @@ static inline void streams_of_bytes(const i8* __restrict a, i64 lda, const i32* 
       acc[r][n] = load<N>(start + n * N);
       if (add) acc[r][n] += load<N>(c + r * ldc + n * N);
     }
-  const Words upper_bits = splat<Words>((i32)0x80808080u);
+  const Words upper_bits = splat<Words>((T)-1 < 0 ? (i32)0x80808080u : 0);
   for (i64 k = 0; k < depth; ++k) {
     Words row[C];
 #pragma GCC unroll 16
@@ -91,7 +92,7 @@ static inline void pack_bytes(i32* to, const i8* from, i64 row, i64 width, i64 d
 def multiplies_bytes(product: Product) -> bool:
     """Whether a product is one of bytes in the dtype and layout that the kernel reads."""
     b = product.b
-    if product.dtype != torch.int8 or product.depth % TOGETHER or product.left or product.right:
+    if not product.is_of_bytes or product.depth % TOGETHER or product.left or product.right:
         return False
     return product.packed or b.column == 1 or (b.row == 1 and b.column % TOGETHER == 0)
 
@@ -138,7 +139,10 @@ class BytesCpp(GemmCpp):
             with self._w.block("for (i64 n = 0; n < count; ++n)"):
                 if not self._p.packed:
                     self._pack()
-                self._line("gemm::start_of_sums(start + n * W, b + n * ldb, depth);")
+                if self._p.dtype == torch.int8:
+                    self._line("gemm::start_of_sums(start + n * W, b + n * ldb, depth);")
+                else:
+                    self._line("store(start + n * W, gemm::Words{});")
 
     def _pack(self) -> None:
         b = self._p.b

@@ -110,7 +110,12 @@ class Product:
     @property
     def element(self) -> Load:
         """The sum, inside of `f`."""
-        return INTEGER if self.dtype == torch.int8 else ELEMENT
+        return INTEGER if self.is_of_bytes else ELEMENT
+
+    @property
+    def is_of_bytes(self) -> bool:
+        """Whether it multiplies bytes with or without sign by signed ones; sums are integers (on CPUs)."""
+        return self.dtype in (torch.int8, torch.uint8)
 
     @property
     def is_computed(self) -> bool:

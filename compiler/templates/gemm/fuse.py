@@ -125,7 +125,7 @@ class _ProductFusion:
 
     def _considers(self, found: FoundProduct) -> bool:
         product = found.product
-        if product.dtype == torch.int8:
+        if product.is_of_bytes:
             return not found.before
         if found.before or self._few_rows:
             served = has_few_rows(product) and is_served(replace(product, packed=False), lanes())
@@ -211,7 +211,7 @@ class _ProductFusion:
 
 def _unserved(product: Product) -> tuple[str, str]:
     """Code and message for a product that no kernel computes."""
-    if product.dtype != torch.int8:
+    if not product.is_of_bytes:
         return "dtype", f"{product.dtype} is multiplied where there are few rows, else float32"
     if not has_byte_dots(lanes()):
         return "instructions", "this processor has no instruction for products of bytes (AVX512-VNNI)"
@@ -227,7 +227,7 @@ def is_transposed(found: FoundProduct) -> bool:
 
 def has_few_rows(product: Product) -> bool:
     """Whether a kernel may read the weight in place: with few rows any, with some more one of 16 bits or fewer."""
-    if product.dtype == torch.int8:
+    if product.is_of_bytes:
         return False
     narrow = product.right is not None or {product.a.buffer.dtype, product.b.buffer.dtype} == {torch.bfloat16}
     return product.row.extent <= (CPU_FEW_ROWS if narrow else MOST_ROWS)
@@ -260,7 +260,7 @@ def gemm_kernel(product: Product) -> TemplateKernel:
     """
     if product.packed:
         product = replace(product, b=_packed_matrix(product))
-    source = bytes_cpp(product) if product.dtype == torch.int8 else PRELUDE + gemm_cpp(product, lanes())
+    source = bytes_cpp(product) if product.is_of_bytes else PRELUDE + gemm_cpp(product, lanes())
     return template_kernel("gemm", source, *_layouts(product), product.flops)
 
 
@@ -283,7 +283,7 @@ def _layouts(product: Product) -> tuple[tuple[Layout, ...], Layout]:
 
 
 def _packed_matrix(product: Product) -> Matrix:
-    sizes = packed_sizes(product.column.extent, product.depth, lanes(), product.dtype)
+    sizes = packed_sizes(product.column.extent, product.depth, lanes(), product.b.buffer.dtype)
     return Matrix(replace(product.b.buffer, sizes=sizes, strides=contiguous(sizes)), 0, lanes(), 1)
 
 

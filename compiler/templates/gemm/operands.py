@@ -72,6 +72,8 @@ def _operands_of_bytes(call: fx.Node, x: fx.Node, weight: fx.Node) -> Operands |
         reason = _unfit_layout(node, call)
         if reason is not None:
             return reason
+    if weight.meta["val"].dtype != torch.int8:
+        return Reason("dtype", f"{weight.name} is {weight.meta['val'].dtype}", (call,), "int8")
     (rows, depth), columns = x.meta["val"].shape, weight.meta["val"].shape[1]
     return Operands(x, weight, None, (1, rows, columns, depth), (0, *weight.meta["val"].stride()))
 

@@ -79,6 +79,21 @@ def test_what_follows_is_one_kernel() -> None:
 
 
 @needs_instruction
+@one_row_in(2)
+@pytest.mark.parametrize("frozen", [(), (1,)])
+@pytest.mark.parametrize("sizes", [(1, 17, 8), (9, 48, 40), (17, 3, 8192)])
+def test_unsigned_bytes_on_the_left(sizes: tuple[int, int, int], frozen: tuple[int, ...]) -> None:
+    """`_int_mm` takes them on CPUs; what follows reads the sums of the weight's columns, as torchao has it."""
+    m, n, k = sizes
+    x, weight = bytes_of(m, k).view(torch.uint8), bytes_of(n, k).t()
+    inputs = (x, weight, torch.rand(n))
+    fused = fuse(lambda x, w, s: torch.ops.aten._to_copy(aten._int_mm(x, w), dtype=torch.float32) * s, inputs,
+                 frozen=frozen)  # fmt: skip
+    assert len(kernels(fused)) == 1, fused.record.near_misses
+    assert torch.equal(fused.graph_module(*inputs), exact(x, weight).float() * inputs[2])
+
+
+@needs_instruction
 @pytest.mark.parametrize(("depth", "apart", "code"), [(6, 6, "depth"), (8, 9, "layout")])
 def test_what_the_kernel_does_not_read_stays_a_call(depth: int, apart: int, code: str) -> None:
     weight = bytes_of(16, apart)[:, :depth].t()
