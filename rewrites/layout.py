@@ -4,6 +4,7 @@ aten.view(x)  with x no longer viewable   ->   aten.reshape(x)
 output(x), as_strided(x), ...             ->   the old layout restored by one copy
 output(x[:, :2])                          ->   that of x, and the view of it once more: nothing else has such strides
 output(x, x[:1])                          ->   the same: both look at one memory
+x[:, :2].select_scatter(y, 0, 1)           ->   the view of the old layout: gaps between its rows are kept
 x.add_(), or of a view of x               ->   the same, right where x is made: a write must reach every reader
 """
 
@@ -27,11 +28,13 @@ aten = torch.ops.aten
 
 _STRIDE_SENSITIVE = {
     "aten.as_strided", "aten.view_as_real", "aten.view_as_complex", "aten.set_", "aten.as_strided_",
+    "aten.as_strided_scatter",
     "aten._reshape_alias",
     "aten.stride", "aten.is_contiguous", "aten.storage_offset",
 }  # fmt: skip
 
 
+_GAPS_KEPT = {"aten.select_scatter", "aten.slice_scatter", "aten.diagonal_scatter"}  # of the tensor that is copied
 _RESTORED = "regraft_restored"  # metadata of an `as_strided` of ours, whose strides hang on its source's layout of now
 
 ALIGNED = 16  # bytes: where a row of a matrix had better begin for tensor cores, and less so for vector units
@@ -123,6 +126,8 @@ def is_kernel(node: fx.Node) -> bool:
 def _needs_old_layout(node: fx.Node) -> bool:
     if node.op != "call_function" or op_name(node) in _STRIDE_SENSITIVE or is_kernel(node):
         return True
+    if op_name(node) in _GAPS_KEPT and not _is_dense(node.args[0].meta.get("regraft_layout", val(node.args[0]))):
+        return True  # there is no other way to such a result
     if node.meta.get("unbacked_bindings"):
         return True  # inferred again, its data-dependent size would be another one
     target = node.target

@@ -83,8 +83,8 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     result = as_eager_views(target, args, of_eagers_dtype(target, args, kwargs, result))
     rule = _rule(target) if isinstance(target, OpOverload) else None
     if rule is _transformed:
-        last = () if compat.packet_name(target) == "_fft_c2c" else args[1][-1:]
-        rule = functools.partial(_transformed, dims=args[1], last=last) if result.device.type == "cpu" else None
+        dims, kind = args[1] if len(args) > 1 else kwargs["dim"], f"{target}"
+        rule = functools.partial(_transformed, dims=dims, kind=kind) if result.device.type == "cpu" else None
     if rule is not None and _is_as_told(target, args, kwargs):
         return result
     if rule is None and _makes_memory(target) and _shares_places(result):
@@ -368,14 +368,32 @@ def _as_indexed(operands: Sequence[ExampleLayout], result: ExampleLayout) -> Dec
 
 
 def _transformed(
-    operands: Sequence[ExampleLayout], _: ExampleLayout, dims: Sequence[int] = (), last: Sequence[int] = ()
+    operands: Sequence[ExampleLayout], _: ExampleLayout, dims: Sequence[int] = (), kind: str = ""
 ) -> Decision:
     """The layout of MKL's transforms along dims: the other dims come first, each by its stride, that of reals last."""
     if not torch.backends.mkl.is_available() or not dims:
         return None
-    strides = operands[0].strides
-    groups = [d for d in range(len(strides)) if d not in dims], [d for d in dims if d not in last]
-    return Order((*(d for group in groups for d in sorted(group, key=lambda d: -strides[d])), *last))
+    x, last = operands[0], list(dims[-1:])
+    if "fft_c2c" in kind:
+        return Order(_transform_order(x.strides, dims, []))
+    if "fft_r2c" in kind or len(dims) == 1:
+        return Order(_transform_order(x.strides, dims[:-1], last))
+    strides = _dense(x.sizes, _transform_order(x.strides, dims[:-1], []))  # complex numbers first, then those of reals
+    return Order(_transform_order(strides, [], last))
+
+
+def _transform_order(strides: Numbers, dims: Sequence[int], last: Sequence[int]) -> Numbers:
+    """The order of dims for a transform along `dims`, each by its stride, and along `last`."""
+    others = list(range(len(strides)))  # in the order that `std::partition` gives them, which decides between equals
+    begin, end = 0, len(others)
+    while begin < end:
+        if others[begin] not in (*dims, *last):
+            begin += 1
+        else:
+            end -= 1
+            others[begin], others[end] = others[end], others[begin]
+    groups = others[:begin], list(dims)
+    return (*(d for group in groups for d in sorted(group, key=lambda d: -strides[d])), *last)
 
 
 def _contiguous(_: Sequence[ExampleLayout], result: ExampleLayout) -> Decision:
@@ -447,12 +465,13 @@ _NAMES: dict[Rule, str] = {
     _contiguous: f"{_DENSE_ROWS} {_DENSE_ROWS_ANYWHERE}",
     _scaled_by_powers: "ldexp",
     _as_indexed: "index.Tensor",
-    _transformed: "_fft_c2c _fft_r2c",
+    _transformed: "_fft_c2c _fft_r2c _fft_c2r",
     functools.partial(_image, of=0): _IMAGES,
     functools.partial(_image, of=1): _SECOND_IMAGES,
     **{functools.partial(_like, of=k): names for k, names in _LIKE.items()},
 }
 RULES: dict[str, Rule] = {f"aten.{name}": rule for rule, names in _NAMES.items() for name in names.split()}
+RULES |= dict.fromkeys(("prims.fft_c2c", "prims.fft_r2c", "prims.fft_c2r"), _transformed)
 _ON_ALL_DEVICES = frozenset(
     f"aten.{name}"
     for names in (

@@ -99,6 +99,10 @@ def test_strides_that_only_pass_through_pointwise_code_are_restored_at_the_outpu
     lambda e: e[..., :2], lambda e: e[:, 0], lambda e: e.split(2, -1)[0], lambda e: e[..., 1:].unsqueeze(-1),
     lambda e: e[:, :, None, ::2], lambda e: e.mT[:, 1:], lambda e: e.chunk(2, 1)[1][0], lambda e: e.diagonal(0, 1, 2),
     lambda e: e[:, None].expand(2, 5, 3, 4), lambda e: e.unbind(-1)[1], lambda e: e[0], lambda e: e[:1],
+    lambda e: e[:, 1:].select_scatter(e[:, 0], 1, 1), lambda e: e[..., 1:].slice_scatter(e[..., :1], 2, 1, 2),
+    lambda e: e[..., :3].diagonal_scatter(e[:, 0, :3], 0, 1, 2),
+    lambda e: e.as_strided_scatter(e[:, 0], (2, 4), (4, 1)),
+    lambda e: e.mT.select_scatter(e[:, 0], 2, 1), lambda e: e[:, :, :1].select_scatter(e[0, :, :1], 0, 1),
 ])  # fmt: skip
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_view_that_is_an_output_keeps_its_strides(view, dynamic):

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from regraft.compiler.autograd.eager_strides import RULES, corrected
 from regraft.rewrites.compat import new_fake_mode
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 MOST = examples(6, 12)  # of the layouts of a call's operands in one shape
 
 SHAPES = [((3, 4, 2), (4, 2)), ((2, 1, 3), (4, 1)), ((2, 3, 4, 5), (2, 3, 4, 5)), ((1, 3, 2), (1, 3, 2))]
@@ -173,7 +173,10 @@ def test_fakes_lie_as_in_eager(name):
     assert not different, different[:3]
 
 
-TRANSFORMS = {"_fft_c2c": (aten._fft_c2c.default, True), "_fft_r2c": (aten._fft_r2c.default, True)}
+TRANSFORMS = {
+    "_fft_c2c": (aten._fft_c2c.default, True), "_fft_r2c": (aten._fft_r2c.default, True),
+    "_fft_c2r": (aten._fft_c2r.default, None),
+}  # fmt: skip
 INDEXED = [  # sizes of a tensor, and of its indices; None for a dim that stays
     ((5, 4), [(2, 3)]), ((5, 4), [(2, 3), (2, 3)]), ((5, 4), [(2, 3), (3,)]), ((5, 4), [None, (2, 3)]),
     ((5, 4, 3), [None, (2, 3)]), ((5, 4, 3), [(2, 3), None, (2, 3)]), ((5, 4, 3), [(3,), None, (2, 1)]),
@@ -232,14 +235,17 @@ def test_functions_of_complex_numbers(name):
 def test_fourier_transforms_lie_as_in_eager(name, dims):
     """The metadata that torch 2.11 has of several dims in this order raises; results of any strides are corrected."""
     target, rest = TRANSFORMS[name]
-    x = torch.randn(3, 4, 5, dtype=torch.complex64 if name == "_fft_c2c" else torch.float32)
-    for laid in every_layout(x):
+    x = torch.randn(3, 4, 5, dtype=torch.float32 if name == "_fft_r2c" else torch.complex64)
+    for laid in [*every_layout(x), x[:1], x[:, :1], x[..., :1], x[..., :1].mT, x[:1].movedim(0, 2), x[:1, :, :1]]:
+        rest = max(2 * laid.shape[dims[-1]] - 2, 1) if name == "_fft_c2r" else rest
         real = target(laid, dims, 0, rest)
         told = torch.empty_strided(real.shape, real.contiguous().stride(), dtype=real.dtype)
         mode = new_fake_mode(None)
         with mode:
-            ours = corrected(target, (mode.from_tensor(laid), dims, 0, rest), {}, mode.from_tensor(told))
-        assert ours.stride() == real.stride(), (laid.stride(), dims)
+            fakes = mode.from_tensor(laid), mode.from_tensor(told)
+            ours = corrected(target, (fakes[0], dims, 0, rest), {}, fakes[1])
+            of_prims = corrected(getattr(prims, name[1:]).default, fakes[:1], {"dim": dims}, fakes[1])
+        assert ours.stride() == of_prims.stride() == real.stride(), (laid.stride(), dims)
 
 
 def thin_calls(name):
@@ -268,7 +274,7 @@ def test_layouts_that_are_asked_for():
         assert ours == real
 
 
-@pytest.mark.parametrize("name", sorted(name.removeprefix("aten.") for name in RULES))
+@pytest.mark.parametrize("name", sorted({name.removeprefix("aten.").replace("prims.", "_") for name in RULES}))
 def test_every_rule_is_tried(name):
     calls = (*CALLS, *THIN_CALLS)
     assert name in (*calls, *TRANSFORMS, "index.Tensor") or any(call.startswith(f"{name}.") for call in calls)
