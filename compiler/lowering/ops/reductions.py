@@ -321,8 +321,22 @@ def var_mean(
     low: Lowering, x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Variance or standard deviation, and the mean."""
-    center, spread = _spread(low, x, space(x, dim, keepdim), correction)
+    of = space(x, dim, keepdim)
+    center, spread = _spread(low, x, of, correction)
+    if of.count != 1:
+        center = low.pointwise(lambda row: _as_differences_have_it(center.at(row), of), center.sizes, center.dtype)
     return stored(low, spread, 0), stored(low, center, 1)
+
+
+def _as_differences_have_it(mean: Value, of: Space) -> Value:
+    """NaN for an infinite mean of several elements: eager moves a mean by the difference of each element from it.
+
+    But for one infinity that comes last, which stays what it is in eager.
+    """
+    moved = plus(mean, minus(mean, mean))
+    if isinstance(of.count, int):
+        return moved
+    return where(op("eq", size_value(of.count, mean.dtype), 1), mean, moved)
 
 
 def _spread(low: Lowering, x: Tensor, of: Space, correction: float | None) -> tuple[Tensor, ...]:

@@ -144,13 +144,26 @@ def test_spread(name, given_, correction, keepdim):
     same(lambda x: getattr(torch, name)(x, dims or None, correction=correction, keepdim=keepdim), x)
 
 
-# Eager's mean beside a variance is NaN or infinite where an element is infinite, depending on where it stands.
+# Eager's mean beside a variance is infinite where the last element alone is infinite.
 @pytest.mark.parametrize("name", ["var_mean", "std_mean"])
 @EXAMPLES
 @given(given_=tensor_and_dims(FLOATS, special=False), correction=st.sampled_from([0, 1, 2, 0.5]), keepdim=st.booleans())
 def test_moments(name, given_, correction, keepdim):
     x, dims = given_
     same(lambda x: getattr(torch, name)(x, dims or None, correction=correction, keepdim=keepdim), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("sizes", "dims"), [((3, 5), 1), ((5, 3), 0), ((3, 5), None), ((3, 2000), 1), ((3, 20000), 1)])
+def test_the_mean_beside_a_variance_of_infinities(sizes, dims, dtype):
+    for first, last in ((math.inf, 1.0), (1.0, -math.inf), (-math.inf, -math.inf), (math.inf, -math.inf)):
+        x = torch.linspace(-1, 1, math.prod(sizes)).reshape(sizes).to(dtype)
+        x[0] = first
+        x[:, 1] = last
+        x[-1, -1] = 0.5
+        agree(lambda x: (*torch.var_mean(x, dims), *torch.std_mean(x, dims)), x, rtol=1e-2, atol=1e-2)
+    x = torch.tensor([[math.inf], [-math.inf], [1.0]]).to(dtype)
+    agree(lambda x: (*torch.var_mean(x, 1), *torch.std_mean(x, 1, correction=0)), x)
 
 
 @pytest.mark.parametrize("rows", [100, 20000])
