@@ -39,7 +39,7 @@ from .passes.channels_last import Spread, layout_question, spread_channels_last
 from .passes.conjugate_gradients import conjugate_gradients
 from .passes.constant_sdpa_masks import simplify_sdpa_masks
 from .passes.constants_on_device import keep_constants_on_device
-from .passes.conv_as_mm import convolutions_as_matmuls, images_as_rows
+from .passes.conv_as_mm import byte_images_as_rows, convolutions_as_matmuls, images_as_rows
 from .passes.convert_on_device import convert_on_device
 from .passes.cse import eliminate_common_subexpressions, equate_sizes
 from .passes.decompose_composites import decompose_composites
@@ -355,6 +355,8 @@ LOWERED = (
         "freeze", _begin_freezing, (INFERENCE, FROZEN), doc="Tell the rules which values are weights.",
         seconds="freeze",
     ),
+    _rules("bytes"),
+    _simple("byte_images_as_rows", byte_images_as_rows, INFERENCE, NOT_ON_CUDA, LAYOUTS, seconds="layout"),
     Pass("lines_as_images", _lines_as_images, (INFERENCE, *_LINES), source=lines_as_images, seconds="layout"),
     Pass(
         "channels_last", _channels_last, (INFERENCE, LAYOUTS), source=spread_channels_last, family="layout",

@@ -11,6 +11,7 @@ def default_rules() -> RuleSet:
     from .algebra import idempotent, identity, reordered_twice
     from .attention import sdpa, sdpa_with_weights
     from .batch_norm import batch_norm
+    from .byte_convolutions import byte_convolution
     from .byte_products import byte_product
     from .convolution import convolution
     from .cross_entropy import picked_log_softmax
@@ -24,6 +25,6 @@ def default_rules() -> RuleSet:
 
     return RuleSet([
         sdpa, sdpa_with_weights, rms_norm, layer_norm, gelu, gelu_tanh, silu, mish, rotary, batch_norm,
-        picked_log_softmax, merged_linear, identity, idempotent, reordered_twice, padded_product, byte_product,
-        shifted_bytes, int8_weight, int4_weight, linear, convolution,
+        picked_log_softmax, merged_linear, identity, idempotent, reordered_twice, padded_product, byte_convolution,
+        byte_product, shifted_bytes, int8_weight, int4_weight, linear, convolution,
     ])  # fmt: skip

@@ -43,23 +43,42 @@ def in_bytes(  # noqa: PLR0913 - the operands of the pattern
 ) -> torch.Tensor:  # fmt: skip
     """The product in 32 bits, then scales and bias."""
     wide = torch.float32 if result in (torch.float16, torch.bfloat16) else result
-    rows, more = _signed(x, zero if shift is None else shift, wide)
+    rows, more = as_signed(x, zero if shift is None else shift, wide)
     weight = weight.t() if turned else weight
-    columns, more_columns = _signed(weight, weight_zero if weight_shift is None else weight_shift, wide)
+    columns, more_columns = as_signed(weight, weight_zero if weight_shift is None else weight_shift, wide)
     flat = rows.reshape(-1, rows.shape[-1]).contiguous()
     sums = torch.ops.aten._int_mm(flat, columns.t()).reshape(*rows.shape[:-1], columns.shape[0])
-    sums = converted(sums, wide)
+    of_rows = None if more_columns is None else rows.sum(-1, keepdim=True, dtype=torch.int32)
+    sums = with_zero_points(converted(sums, wide), columns, more, more_columns, of_rows, rows.shape[-1])
+    sums = scaled(sums, scale, factor, weight_scale, weight_factor)
+    sums = converted(sums if bias is None else sums + converted(bias, wide), result)
+    return sums if dims is None else sums.reshape([*dims[:-1], sums.shape[-1]])
+
+
+def with_zero_points(
+    sums: torch.Tensor, columns: torch.Tensor, more: Any, more_columns: Any, of_rows: Any, depth: int
+) -> torch.Tensor:
+    """Sums over a depth of bytes to which `more` was to be added, and `more_columns` to those of the weight.
+
+    `columns` is the weight, the depth last, and `of_rows` the sums of the left operand.
+    """
+    wide = sums.dtype
     if more is not None:
         sums = sums + more * converted(columns.sum(-1, dtype=torch.int32), wide)
     if more_columns is not None:
-        of_rows = converted(rows.sum(-1, keepdim=True, dtype=torch.int32), wide)
-        of_rows = of_rows if more is None else of_rows + more * rows.shape[-1]
+        of_rows = converted(of_rows, wide)
+        of_rows = of_rows if more is None else of_rows + more * depth
         sums = _outer_added(sums, _for_columns(more_columns), of_rows)
+    return sums
+
+
+def scaled(sums: torch.Tensor, scale: Any, factor: Any, weight_scale: Any, weight_factor: Any) -> torch.Tensor:
+    """Sums times their scales, tensors of which that of the weight has one for each column."""
+    wide = sums.dtype
     for number in (scale, factor, _for_columns(weight_scale), weight_factor):
         if number is not None:
             sums = sums * _poisoned(converted(number, wide))
-    sums = converted(sums if bias is None else sums + converted(bias, wide), result)
-    return sums if dims is None else sums.reshape([*dims[:-1], sums.shape[-1]])
+    return sums
 
 
 def _outer_added(sums: torch.Tensor, of_columns: Any, of_rows: torch.Tensor) -> torch.Tensor:
@@ -74,7 +93,7 @@ def _for_columns(number: Any) -> Any:
     return number.reshape(-1) if isinstance(number, torch.Tensor) else number
 
 
-def _signed(x: torch.Tensor, zero: Any, wide: torch.dtype) -> tuple[torch.Tensor, Any]:
+def as_signed(x: torch.Tensor, zero: Any, wide: torch.dtype) -> tuple[torch.Tensor, Any]:
     """`x` as signed bytes, and what must be added to them for `x - zero`: a number, a tensor, or None for nothing."""
     offset = None
     if x.dtype == torch.uint8:  # by an operation on elements, which joins the kernel that quantizes
@@ -184,7 +203,7 @@ def is_turned(match: Binding, policy: Mapping[str, str]) -> bool:
     return dict(match.tags)["layout"] == "columns"
 
 
-def _widest(kind: Any, *operands: Any) -> Any:
+def widest(kind: Any, *operands: Any) -> Any:
     """`kind`, or the wider one of an operand: the reference of the property test has them in float64."""
     for one in operands:
         if isinstance(one, torch.Tensor) and isinstance(kind, torch.dtype):
@@ -199,6 +218,14 @@ def copied(value: Any, kind: Any) -> Any:
     return value.to(kind)
 
 
+def dequantized(name: str, value: Any, zero: Any, shift: Any, scale: Any, factor: Any, kind: Any) -> Any:
+    """(to(value) - zero) * scale, each part but the cast optional: of operand `x`, or of the weight."""
+    side = "" if name == "x" else "weight_"
+    wide = choose(name, cast=lambda: cast(value, kind), copied=lambda: copied(value, kind), promoted=value)
+    moved = choose(side + "zero", none=wide, tensor=lambda: wide - zero, number=lambda: wide - shift)
+    return choose(side + "scale", none=moved, tensor=lambda: moved * scale, number=lambda: moved * factor)
+
+
 _ALTERNATIVES = {
     "x": "cast", "zero": "none", "scale": "none", "weight": "cast", "weight_zero": "none", "weight_scale": "none",
     "weight_rounded": "no", "layout": "rows", "bias": "no", "merged": "no",
@@ -207,7 +234,7 @@ _PARTS = {"zero": "zero", "shift": "zero", "scale": "scale", "factor": "scale"}
 _KIND = (torch.int8, torch.uint8)
 
 
-def _tags(given: Mapping[str, Any]) -> dict[str, str]:
+def tags_of(given: Mapping[str, Any]) -> dict[str, str]:
     """The alternatives that operands belong to."""
     tags = dict(_ALTERNATIVES)
     tags["layout"] = given.get("layout", "rows")
@@ -224,14 +251,14 @@ def _sample(refused: str = "", unsigned: bool = True, promoted: str = "", rounde
     x, weight = T("B S 24", dtype=_KIND[unsigned]), T("N 24", dtype=torch.int8)
     operands: dict[str, Any] = {"x": x, "weight": weight}
     operands |= {"kind": torch.float32} | {name: value for name, value in given.items() if name != "layout"}
-    tags = _tags(given) | {"weight_rounded": rounded} | dict.fromkeys(filter(None, [promoted]), "promoted")
+    tags = tags_of(given) | {"weight_rounded": rounded} | dict.fromkeys(filter(None, [promoted]), "promoted")
     return Sample(**operands, tags=tags, refused=refused)
 
 
 _SCALE, _SCALES = (T(dims, dtype=torch.float32, values="moderate") for dims in ("B S 1", "N 1"))
 _ROWS = T("M 24", dtype=torch.uint8)
 _BIAS, _SCALED = T("N", dtype=torch.float32), T("N", "moderate", torch.float32)
-_ZEROS, _WIDE_SCALES = T("N 1", dtype=torch.int64), T("N 1", "moderate", torch.float64)
+_ZEROS, _WIDE_SCALES = T("N 1", dtype=torch.int64, below="256"), T("N 1", "moderate", torch.float64)
 
 
 _META: dict[str, Any] = {"device": "meta"}
@@ -278,13 +305,7 @@ def byte_product(  # noqa: PLR0913 - the parts that may be there
     weight_scale: Any, weight_factor: Any, bias: Any, kind: Any, dims: Any,
 ) -> Any:  # fmt: skip
     """linear((to(x) - zero) * scale, (to(weight) - zero) * scale, bias), each part but the casts optional."""
-    narrow = _widest(kind, scale, bias)
-
-    def dequantized(name: str, value: Any, zero: Any, shift: Any, scale: Any, factor: Any, kind: Any) -> Any:
-        side = "" if name == "x" else "weight_"
-        wide = choose(name, cast=lambda: cast(value, kind), copied=lambda: copied(value, kind), promoted=value)
-        moved = choose(side + "zero", none=wide, tensor=lambda: wide - zero, number=lambda: wide - shift)
-        return choose(side + "scale", none=moved, tensor=lambda: moved * scale, number=lambda: moved * factor)
+    narrow = widest(kind, scale, bias)
 
     def multiplied(kind: Any, rounded: Callable[[Any], Any]) -> Any:
         rows = dequantized("x", x, zero, shift, scale, factor, kind)
@@ -296,7 +317,7 @@ def byte_product(  # noqa: PLR0913 - the parts that may be there
 
     return choose(
         "weight_rounded",
-        no=lambda: multiplied(_widest(narrow, weight_scale), lambda right: right),
+        no=lambda: multiplied(widest(narrow, weight_scale), lambda right: right),
         cast=lambda: multiplied(narrow, lambda right: cast(right, narrow)),
         copied=lambda: multiplied(narrow, lambda right: copied(right, narrow)),
     )

@@ -42,7 +42,8 @@ from .sample import Sample, T, require_kinds, samples_of
 from .source_text import source_text
 from .spelling import Spellings
 
-Stage = Literal["forward", "simplify", "lowered"]
+# "simplify" is not in normal form; in "bytes", no convolution has a layout or a kernel of its own yet.
+Stage = Literal["forward", "simplify", "bytes", "lowered"]
 NanPolicy = Literal["same", "safe"]
 Escapes = Literal["refuse", "keep"]
 
@@ -292,7 +293,7 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
         replacement: a function of the pattern's parameters, or `Candidate`s among which measurement chooses.
         samples: inputs from which its property test is derived, and on which its pattern is traced; at least one.
         family: the family under which reports add it up, e.g. ``"attention"``.
-        stage: ``"forward"`` before autograd, ``"lowered"`` after it; ``"simplify"`` before that, not in normal form.
+        stage: ``"forward"`` before autograd, ``"lowered"`` after it; before that ``"simplify"`` and ``"bytes"``.
         guards: functions of some of the pattern's parameters that return None or a `Reason`.
         dims: named dims by parameter, e.g. ``{"q": "... S D", "k": "... T D"}``; equal names must be equal sizes.
         numbers: the parameters that bind numbers; also bools, strings, dtypes or lists of dims if a sample has one.

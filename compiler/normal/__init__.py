@@ -167,7 +167,9 @@ LOWERED_FORM: tuple[Respelling, ...] = (
     *VIEWS, linear.addmm_as_linear, linear.mm_as_linear, linear.products_with_one_matrix, linear.linear_of_rows
 )  # fmt: skip
 
-FORMS: Mapping[str, tuple[Respelling, ...]] = {"forward": NORMAL_FORM, "simplify": (), "lowered": LOWERED_FORM}
+FORMS: Mapping[str, tuple[Respelling, ...]] = {
+    "forward": NORMAL_FORM, "simplify": (), "bytes": LOWERED_FORM, "lowered": LOWERED_FORM
+}  # fmt: skip
 """The form that a graph's mirror is kept in, by the stage of the rules."""
 
 __all__ = ["FORMS", "LOWERED_FORM", "NORMAL_FORM"]

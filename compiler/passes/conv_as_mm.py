@@ -31,6 +31,7 @@ _DTYPES = (torch.bfloat16,)
 _ALIGNED = 8  # number of channels of a pixel that one load reads
 _NORM = "aten._native_batch_norm_legit_no_training"
 _GPUS = ("cuda",)
+_LONGEST = 16  # calls from a product of bytes to the images that it computes
 
 
 @visits_calls(aten.convolution.default)
@@ -71,6 +72,26 @@ def images_as_rows(editor: Editor, node: fx.Node, devices: Collection[str] = _GP
         return False
     _Images(node, editor).replace(_turned)
     return True
+
+
+@visits_calls(aten.permute.default)
+def byte_images_as_rows(editor: Editor, node: fx.Node) -> bool:
+    """The same on CPUs, for images that products of bytes compute."""
+    if val(node).device.type != "cpu" or not _turns_rows(node) or _reader(node) is None or not _is_of_bytes(node):
+        return False
+    _Images(node, editor).replace(_turned)
+    return True
+
+
+def _is_of_bytes(node: Any) -> bool:
+    """Whether the first operands of calls lead to a product of bytes."""
+    for _ in range(_LONGEST):
+        if op_name(node) == "aten._int_mm":
+            return True
+        if not is_tensor(node) or not node.args:
+            return False
+        node = node.args[0]
+    return False
 
 
 def _turns_rows(node: fx.Node) -> bool:
@@ -261,12 +282,17 @@ def _reader(images: fx.Node) -> fx.Node | None:
     (reader,) = images.users
     if op_name(reader) == _NORM:
         return _only_result(reader) if reader.args[0] is images else None
-    if not is_tensor(reader) or torch.Tag.pointwise not in getattr(reader.target, "tags", ()):
+    if not is_tensor(reader) or not (torch.Tag.pointwise in getattr(reader.target, "tags", ()) or _converts(reader)):
         return None
     if compat.schema(reader.target).is_mutable or not same_shape(shape(reader), shape(images)):
         return None
     fitting = _are_as_made(reader) and all(_fits(n, images) for n in reader.all_input_nodes)
     return reader if fitting else None
+
+
+def _converts(node: fx.Node) -> bool:
+    """Whether a call only changes the dtype."""
+    return op_name(node) == "aten._to_copy" and node.kwargs.keys() == {"dtype"}
 
 
 def _only_result(norm: fx.Node) -> fx.Node | None:

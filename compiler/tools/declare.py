@@ -49,8 +49,10 @@ def _require_declaration(shown: inspect.Signature, given: tuple[Any, ...], named
 
 
 def _speller(stage: str) -> Spell:
-    """Patterns of stage "lowered" are written in the operators that are left after autograd."""
-    return as_recorded if stage == "lowered" else lambda declaration: spelled(declaration, FORMS.get(stage, ()))
+    """Patterns of stages "bytes" and "lowered" are written in the operators that are left after autograd."""
+    return (
+        as_recorded if stage in ("bytes", "lowered") else lambda declaration: spelled(declaration, FORMS.get(stage, ()))
+    )
 
 
 register_pattern = _tracing(rule.register_pattern)

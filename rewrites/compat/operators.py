@@ -75,6 +75,11 @@ def quantized_formula(target: Any) -> tuple[str, Callable[..., Any]] | None:
     return (name, formula) if space == "quantized_decomposed" and formula and name in _QUANTIZED else None
 
 
+def multiplies_bytes() -> bool:
+    """Whether this CPU has an instruction for products of bytes, as far as torch knows."""
+    return bool(torch.cpu._is_vnni_supported())
+
+
 def qualified_name(target: Any) -> str:
     """The name of an operator with its namespace, e.g. ``"aten::add"``, without that of an overload."""
     return target._schema.name if isinstance(target, OpOverload) else target._qualified_op_name

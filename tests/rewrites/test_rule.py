@@ -58,7 +58,7 @@ def test_a_declaration():
         ({"pattern": lambda x, y: (x + 1, y + 1)}, "shares no operand"),
         ({"pattern": lambda x, y: x + y if x else y}, "branch"),
         ({"pattern": lambda x, y: x.frobnicate(y)}, "no ATen operator"),
-        ({"stage": "backward"}, "stage 'backward'.*forward, simplify, lowered"),
+        ({"stage": "backward"}, "stage 'backward'.*forward, simplify, bytes, lowered"),
         ({"nan": "maybe"}, "nan 'maybe'.*same, safe"),
         ({"escapes": "ignore"}, "escapes 'ignore'.*refuse, keep"),
         ({"samples": Sample(x=T("N"), y=T("N"))}, r"a list of samples is expected, samples=\[Sample\(\.\.\.\)\]"),

@@ -14,8 +14,8 @@ import torch
 from ...codegen.cpp.target import cpu_flags
 from .cpp import GemmCpp
 from .description import Product
+from .operands import TOGETHER
 
-TOGETHER = 4  # bytes along the depth that are multiplied in one lane
 LANES = 16  # of the instruction
 
 PRELUDE = r"""
@@ -59,6 +59,43 @@ static inline void streams_of_bytes(const T* __restrict a, i64 lda, const i32* _
       const Words x = splat<Words>(word_at(a + r * lda + k * 4)) ^ upper_bits;
 #pragma GCC unroll 16
       for (int n = 0; n < C; ++n) acc[r][n] = byte_dots(acc[r][n], x, row[n]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+    for (int n = 0; n < C; ++n) store(c + r * ldc + n * N, acc[r][n]);
+}
+
+// The same of rows that begin at `at`, of runs of words that begin at `lines`: of them `depth` words from `first` on.
+template <int N, int R, int C, int RUN, typename T>
+static inline void streams_of_windows(const T* __restrict a, const i64* at, const i64* lines, i64 first,
+                                      const i32* __restrict b, i64 ldb, i32* __restrict c, i64 ldc, i64 depth, bool add,
+                                      const i32* start) {
+  Words acc[R][C];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+    for (int n = 0; n < C; ++n) {
+      acc[r][n] = load<N>(start + n * N);
+      if (add) acc[r][n] += load<N>(c + r * ldc + n * N);
+    }
+  const Words upper_bits = splat<Words>((T)-1 < 0 ? (i32)0x80808080u : 0);
+  const T* rows[R];
+  for (i64 k = 0; k < depth;) {
+    const i64 line = (first + k) / RUN, inside = (first + k) % RUN, end = least(k + RUN - inside, depth);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) rows[r] = a + at[r] + lines[line] + inside * 4;
+    for (i64 q = 0; k < end; ++k, q += 4) {
+      Words row[C];
+#pragma GCC unroll 16
+      for (int n = 0; n < C; ++n) row[n] = load<N>(b + n * ldb + k * N);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const Words x = splat<Words>(word_at(rows[r] + q)) ^ upper_bits;
+#pragma GCC unroll 16
+        for (int n = 0; n < C; ++n) acc[r][n] = byte_dots(acc[r][n], x, row[n]);
+      }
     }
   }
 #pragma GCC unroll 16
@@ -153,6 +190,25 @@ class BytesCpp(GemmCpp):
         else:
             self._line(f"gemm::pack_bytes(packed + n * ldb, from, {b.row}, COLUMNS - j0 - n * W, depth);")
 
+    def _constants(self) -> None:
+        super()._constants()
+        if self._p.windows is not None:
+            lines = ", ".join(f"{start}ll" for start in self._p.windows.lines)
+            self._line(f"static const i64 LINES[] = {{{lines}}};")
+
+    def _strip(self) -> None:
+        if self._p.windows is not None:
+            self._line("i64 at[STRIP];")
+            with self._w.block("for (i64 q = 0; q < least(rows - r, STRIP); ++q)"):
+                self._line("i64 rest = i0 + r + q;", "at[q] = 0;")
+                for size, stride in reversed(self._p.windows.rows):
+                    self._line(f"at[q] += rest % {size}ll * {stride}ll, rest /= {size}ll;")
+        super()._strip()
+
     def _multiply(self, height: int, width: int) -> str:
+        if self._p.windows is not None:
+            run = self._p.windows.run // TOGETHER
+            given = "a, at, LINES, k0, b, ldb, tile, PITCH, depth, k0 > 0, start"
+            return f"gemm::streams_of_windows<W, {height}, {width}, {run}>({given});"
         given = f"a + r * {self._p.a.row}ll + k0 * 4, {self._p.a.row}, b, ldb, tile, PITCH, depth, k0 > 0, start"
         return f"gemm::streams_of_bytes<W, {height}, {width}>({given});"

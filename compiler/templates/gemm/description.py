@@ -16,6 +16,7 @@ import torch
 from ...ir.index.index import Var
 from ...ir.program import Buffer
 from ...ir.value import Load, Value
+from .windows import Windows
 
 FEWEST = 16  # fewest rows that tensor cores multiply
 LANES_ROWS = 4  # most rows that a GPU multiplies without tensor cores
@@ -77,6 +78,7 @@ class Product:
         step: the loop over the depth, as a variable in prologues.
         left, right: the formulas of elements of `a` and `b`; None if they are loaded (on GPUs).
         other: another right operand, whose sums `f` reads too (`OTHER`): the other half of a gated layer (on GPUs).
+        windows: where rows of `a` lie, if they have no stride (of bytes, on CPUs).
         also: the formula of its elements; None if they are loaded.
         exact: tensor cores must not be used for float32, which they would round first (on GPUs).
         early: no earlier kernel writes to `b`, so that it may be read before they have ended (on GPUs).
@@ -101,6 +103,7 @@ class Product:
     exact: bool = False
     early: bool = False
     also: Prologue | None = None
+    windows: Windows | None = None
 
     @property
     def dtype(self) -> torch.dtype:

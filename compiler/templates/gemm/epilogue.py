@@ -60,8 +60,13 @@ def epilogues(call: fx.Node, crop: fx.Node | None = None) -> Iterator[tuple[tupl
         if node not in escaping or (others and not (keeps and all(_looks_at(n, call) for n in others))):
             continue
         ends = not is_move(node) or (crop is not None and packet(node) in COPIES)
-        if ends and packet(node) != NORM and any(map(_is_opaque, _readers(node))):
+        if ends and packet(node) != NORM and (_narrows(node, call) or any(map(_is_opaque, _readers(node)))):
             yield tuple(inside)[1:], node, bool(others)
+
+
+def _narrows(node: fx.Node, call: fx.Node) -> bool:
+    """Whether sums of bytes become bytes again, a quarter of what the product alone would write."""
+    return packet(call) == BYTES and node.meta["val"].dtype.itemsize == 1
 
 
 def _looks_at(node: fx.Node, call: fx.Node) -> bool:

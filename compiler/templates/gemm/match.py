@@ -213,11 +213,13 @@ class ProductMatcher:
     def _product(self, *fields: Any) -> Product:
         made = Product(*fields)
         is_whole = made.dtype == torch.float32 and made.out.device.type == "cuda" and not allows_tf32()
-        return replace(made, exact=is_whole)
+        return replace(made, exact=is_whole, windows=self._operands.windows)
 
     def _left(self) -> Matrix | None:
         val = self._operands.x.meta["val"]
         sizes, strides = tuple(val.shape), tuple(val.stride())
+        if self._operands.windows is not None:
+            return Matrix(Buffer("<a>", val.dtype, sizes, strides, val.device, "input"), 0, 0, 1)
         batched = packet(self._call) == "aten.bmm"
         row = strides[1] if batched else _row_stride(sizes[:-1], strides[:-1])
         if val.device.type == "cuda":

@@ -14,6 +14,7 @@ from ...lowering.positions import numel
 from ..common.formula import packet
 from .description import CPU_FEW_ROWS, LANES_ROWS
 from .unpad import before_padding, crop_of
+from .windows import Windows, windows_of
 
 LINEAR, ONEDNN, REORDER = "aten.linear", "mkldnn._linear_pointwise", "mkldnn._reorder_linear_weight"
 BYTES = "aten._int_mm"  # on CPUs
@@ -21,6 +22,7 @@ PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", LINEAR, ONEDNN, BYTES)
 # Tensor cores round float32 before they multiply it: `_dtypes` looks at the settings that allow it.
 _BY_LANES = {"cpu": (torch.bfloat16, torch.float16), "cuda": (torch.float32,)}
 DTYPES = {"cpu": (torch.float32,), "cuda": (torch.bfloat16, torch.float16)}
+TOGETHER = 4  # bytes along the depth that are multiplied in one lane
 _FEW = {"cuda": LANES_ROWS, "cpu": CPU_FEW_ROWS}
 
 
@@ -38,6 +40,7 @@ class Operands:
     bias: fx.Node | None
     sizes: tuple[int, int, int, int]  # batch, rows, columns, depth
     strides: tuple[int, int, int]  # of the weight
+    windows: Windows | None = None  # of `x`, whose sizes are then those of images
 
 
 def operands_of(call: fx.Node) -> Operands | Reason:
@@ -75,7 +78,9 @@ def _operands_of_bytes(call: fx.Node, x: fx.Node, weight: fx.Node) -> Operands |
     if weight.meta["val"].dtype != torch.int8:
         return Reason("dtype", f"{weight.name} is {weight.meta['val'].dtype}", (call,), "int8")
     (rows, depth), columns = x.meta["val"].shape, weight.meta["val"].shape[1]
-    return Operands(x, weight, None, (1, rows, columns, depth), (0, *weight.meta["val"].stride()))
+    images, windows = windows_of(x, TOGETHER) or (x, None)
+    strides = (0, *weight.meta["val"].stride())
+    return Operands(images, weight, None, (1, rows, columns, depth), strides, windows)
 
 
 def mixture(call: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> Reason | None:

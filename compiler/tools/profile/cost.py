@@ -42,7 +42,7 @@ class CallCost:
         read, written: bytes.
         flops: multiplications and additions of matrix products, convolutions and attentions.
         operations: other arithmetic, as far as known: that of generated kernels.
-        dtype: what its products are computed in: the first floating-point tensor's.
+        dtype: what its products are computed in: the first floating-point tensor's, int8 if bytes come first.
     """
 
     read: int = 0
@@ -54,8 +54,11 @@ class CallCost:
 
 def cost_of(node: fx.Node) -> CallCost:
     """The cost of a call node."""
-    dtype = next((t.dtype for t in _tensors([*node.all_input_nodes, node]) if t.dtype.is_floating_point), None)
+    tensors = _tensors([*node.all_input_nodes, node])
+    dtype = next((t.dtype for t in tensors if t.dtype.is_floating_point), None)
     name = str(dtype).removeprefix("torch.") if dtype is not None else ""
+    if len(tensors) > 1 and all(t.dtype in (torch.int8, torch.uint8) for t in tensors[:2]):
+        name = "int8"
     if isinstance(node.target, KernelCall):
         sizes = [_number(val(argument)) for argument in node.args[len(node.target.given) :]]
         work = kernel_work(node.target.kernel, dict(zip(node.target.sizes, sizes, strict=True)))

@@ -54,7 +54,7 @@ def measured_limits(device: torch.device, dtypes: set[str]) -> Limits:
     bandwidth = _known("copy", device, lambda: _copy_bandwidth(device))
     rates = {
         dtype: _known(f"matrix product {dtype}", device, partial(_product_rate, device, dtype))
-        for dtype in sorted(dtypes)
+        for dtype in sorted(filter(None, dtypes))  # not of products of wider integers
     }
     return Limits(str(device), bandwidth, rates)
 
@@ -100,7 +100,8 @@ def _sum_bandwidth() -> float:
 
 def _product_rate(device: torch.device, dtype: str) -> float:
     """The rate of a square product, as large as needed to take a while; 0 where there is no such product."""
-    return max(_rate(device, dtype, product) for product in _products(device))
+    products = [torch.ops.aten._int_mm] if dtype == "int8" else _products(device)
+    return max(_rate(device, dtype, product) for product in products)
 
 
 def _products(device: torch.device) -> list[Product]:

@@ -93,6 +93,39 @@ def test_unsigned_bytes_on_the_left(sizes: tuple[int, int, int], frozen: tuple[i
     assert torch.equal(fused.graph_module(*inputs), exact(x, weight).float() * inputs[2])
 
 
+WINDOWS = {
+    "lines of a window": (2, 9, 8, 4, lambda x: x.unfold(1, 3, 1).unfold(2, 3, 1).permute(0, 1, 2, 4, 5, 3)),
+    "strided": (1, 9, 8, 12, lambda x: x.unfold(1, 3, 2).unfold(2, 2, 3).permute(0, 1, 2, 4, 5, 3)),
+    "dilated": (2, 8, 7, 4, lambda x: x.unfold(1, 5, 1)[..., ::2].unfold(2, 3, 1)[..., ::2].permute(0, 1, 2, 4, 5, 3)),
+    "every other pixel": (3, 9, 8, 16, lambda x: x.unfold(1, 1, 2).unfold(2, 1, 2).permute(0, 1, 2, 4, 5, 3)),
+    "deep": (1, 5, 5, 1024, lambda x: x.unfold(1, 3, 1).unfold(2, 3, 1).permute(0, 1, 2, 4, 5, 3)),
+}
+
+
+@needs_instruction
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_are_read_where_they_lie(name: str) -> None:
+    """No copy of them is written, and what becomes bytes again is one kernel."""
+    *sizes, view = WINDOWS[name]
+    x = bytes_of(*sizes)
+    depth = view(x).shape[3:].numel()
+    weight = bytes_of(20, depth).t()
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return view(x).reshape(-1, depth)
+
+    def convolved(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        sums = torch.ops.aten._to_copy(aten._int_mm(rows(x), weight), dtype=torch.float32)
+        return torch.ops.aten._to_copy((sums * 1e-4).round().clamp(-128, 127), dtype=torch.int8) + 1
+
+    fused = fuse(convolved, [x, weight])
+    (kernel,) = kernels(fused)
+    assert kernel.output.dtype == torch.int8
+    assert not any(name.startswith(("clone", "reshape")) for name in fused.operators)
+    wanted = (exact(rows(x), weight).float() * 1e-4).round().clamp(-128, 127).to(torch.int8) + 1
+    assert torch.equal(fused.graph_module(x, weight), wanted)
+
+
 @needs_instruction
 @pytest.mark.parametrize(("depth", "apart", "code"), [(6, 6, "depth"), (8, 9, "layout")])
 def test_what_the_kernel_does_not_read_stays_a_call(depth: int, apart: int, code: str) -> None:

@@ -51,6 +51,12 @@ def test_product():
     assert cost.dtype == "float32"
 
 
+def test_products_of_bytes():
+    for kind in (torch.int8, torch.uint8):
+        node = call(aten._int_mm.default, meta(3, 4, dtype=kind), meta(4, 5, dtype=torch.int8), val=meta(3, 5))
+        assert cost_of(node).dtype == "int8"
+
+
 def test_linear_and_attention_without_a_formula_of_torch():
     assert cost_of(call(aten.linear.default, meta(2, 3, 4), meta(5, 4))).flops == 2 * 2 * 3 * 4 * 5
     q, v = meta(2, 3, 8, 4), meta(2, 3, 16, 4)
