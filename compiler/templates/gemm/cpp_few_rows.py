@@ -41,10 +41,12 @@ _COLUMNS = 4  # of a weight that are read side by side
 _WORDS = ((1, False), (2, False), (4, False), (8, False), (2, True), (4, True))
 """Places of the depth that a word may hold, and whether these are far apart."""
 _STEPS, _NARROW_STEPS = 8, 16  # rows of a weight that are read side by side; of elements of less than 4 bytes
+_SIDE_BY_SIDE = 4  # vectors of columns that are read of each of them: whole cache lines in a row
 _BLOCK = 4  # vectors of columns that are one piece of work
 _SUMS_KEPT = 4096  # sums that stay in the first cache
 _ROWS_KEPT = 24 << 10  # bytes of the left operand that do
-_COPIES, _NARROW_COPIES = 2, 4  # vectors of one column that are summed apart; of elements of less than 4 bytes
+_COPIES = 2  # vectors of a column that are summed apart, beside other columns
+_ALONE, _NARROW_ALONE = 8, 4  # of one column, one row; of elements of less than 4 bytes
 _AHEAD, _CACHE_LINE = 4096, 64  # bytes from what is computed to what is requested from memory, and of one request
 
 PRELUDE = r"""
@@ -257,7 +259,7 @@ class _FewRowsCpp(ReadsPairs):
         self._line("f32* const sums = tile + ROWS * WIDTH;")
         if how is None:
             weight = f"(const u16*)({self._base(b)}) + j0 * {b.column}ll, {b.column}ll"
-            self._line(f"const gemm::InPlace read = {{{weight}, {cpp_pairs.ahead(self._p)}}};")
+            self._line(f"const gemm::InPlace<{cpp_pairs.ahead(self._p)}> read = {{{weight}}};")
             self._line(f"const gemm::InPart last = {{{weight}, EXTENT}};")
         else:
             self._read_pairs(how)
@@ -281,8 +283,8 @@ class _FewRowsCpp(ReadsPairs):
     def _deep(self) -> None:
         columns = max(min(self._most, _COLUMNS), 1)
         copies = _COPIES
-        if self._narrow and self._p.row.extent == 1:
-            columns, copies = 1, _NARROW_COPIES
+        if self._p.row.extent == 1:  # one stream from memory
+            columns, copies = 1, _NARROW_ALONE if self._narrow else _ALONE
         while copies > 1 and self._p.row.extent * columns * copies * len(self._plan.values) > _SUMS[self._lanes]:
             copies //= 2
         self._line("f32* const sums = tile + ROWS * WIDTH;")
@@ -346,28 +348,32 @@ class _FewRowsCpp(ReadsPairs):
 
     def _wide_steps(self, steps: int | str) -> None:
         self._line("i64 j = j0;")
-        with self._w.block("for (; j + W <= stop; j += W)"):
-            self._wide_vector(steps, None)
+        many = _SIDE_BY_SIDE if self._p.row.extent == 1 and not self._narrow else 1
+        for count in dict.fromkeys((many, 1)):
+            with self._w.block(f"for (; j + {count} * W <= stop; j += {count} * W)"):
+                self._wide_vectors(steps, count, None)
         if self._p.column.extent % self._lanes:
             with self._w.block("if (j < stop)"):
                 self._line("const V<i32, W> inside = first<W>(stop - j);")
-                self._wide_vector(steps, "inside")
+                self._wide_vectors(steps, 1, "inside")
 
-    def _wide_vector(self, steps: int | str, mask: str | None) -> None:
-        """A vector of columns, some of the depth."""
+    def _wide_vectors(self, steps: int | str, count: int, mask: str | None) -> None:
+        """Some vectors of columns, some of the depth."""
         column = self._p.column
-        self._values.vectors = Vectors(column, self._lanes, 1, frozenset({column}))
-        self._line("X acc[ROWS] = {};", "#pragma GCC unroll 16")
+        self._values.vectors = Vectors(column, self._lanes, count, frozenset({column}))
+        self._line(f"X acc[{count}][ROWS] = {{}};", "#pragma GCC unroll 16")
         with self._w.block(f"for (int q = 0; q < {steps}; ++q)"):
             self._line("const i64 k = k0 + q;")
             with nullcontext() if mask is None else self._values.masked(mask):
                 for place, value in enumerate(self._plan.values):
-                    weight = self._values.vector(value)
-                    self._line(
-                        "#pragma GCC unroll 16", "for (int r = 0; r < ROWS; ++r)",
-                        f"  acc[r] = fma(splat<X>(x[r * LINE + {place} * PITCH + k]), {weight}, acc[r]);",
-                    )  # fmt: skip
-        self._line("#pragma GCC unroll 16")
-        with self._w.block("for (int r = 0; r < ROWS; ++r)"):
-            self._line("f32* const to = tile + r * WIDTH + (j - j0);", "store(to, k0 ? load<W>(to) + acc[r] : acc[r]);")
+                    for copy in range(count):
+                        weight = self._values.vector(value, copy)
+                        self._line(
+                            "#pragma GCC unroll 16", "for (int r = 0; r < ROWS; ++r)",
+                            f"  acc[{copy}][r] = fma(splat<X>(x[r * LINE + {place} * PITCH + k]), {weight}, "
+                            f"acc[{copy}][r]);",
+                        )  # fmt: skip
+        with self._w.block(f"for (int r = 0; r < ROWS; ++r) for (int n = 0; n < {count}; ++n)"):
+            self._line("f32* const to = tile + r * WIDTH + (j - j0) + n * W;",
+                       "store(to, k0 ? load<W>(to) + acc[n][r] : acc[n][r]);")  # fmt: skip
         self._values.vectors = None

@@ -17,6 +17,7 @@ from ..common.dots import DOTS, PAIRED
 from .description import Product
 
 STREAMS = 4  # vectors of sums of a column, or as many as 16 registers hold
+STREAM_STEPS, STREAM_SUMS = 8, 2  # vectors of a column that are read at a time for one row, and of its sums
 AHEAD = 1 << 14  # bytes from what is computed to what is requested from memory, in whole columns
 STEPS = 16  # rows of a weight that are read at a time
 
@@ -79,12 +80,12 @@ INLINE Row bytes_at(const u8* p, i64 count) {
   return __builtin_convertvector(x, Row);
 }
 
-// Columns in memory that are bfloat16 already: 32 numbers, or those before the last.
-struct InPlace {
+// Columns in memory that are bfloat16 already: 32 numbers, or those before the last. AHEAD 0: nothing is requested.
+template <i64 AHEAD> struct InPlace {
   const u16* from;
-  i64 step, ahead;
+  i64 step;
   inline __attribute__((always_inline)) void operator()(i64 k, i64 c, Pairs* w, Sums&) const {
-    __builtin_prefetch(from + c * step + k + ahead, 0, 2);
+    if constexpr (AHEAD) __builtin_prefetch(from + c * step + k + AHEAD, 0, 2);
     w[0] = pairs_at(from + c * step + k);
   }
 };
@@ -101,7 +102,9 @@ struct InPart {
 template <int R, int P, int C, bool FACTOR, class Read, class Last>
 INLINE void columns_of_pairs(f32* sums, const u16* x, i64 pitch, i64 c, i64 begin, i64 end, const Read& read,
                              const Last& last) {
-  constexpr int A = R * C > 8 ? 1 : R * C > 4 ? 2 : STREAMS, S = A > P ? A / P : 1;
+  constexpr bool STREAM = R * C * P == 1;
+  constexpr int A = STREAM ? STREAM_SUMS : R * C > 8 ? 1 : R * C > 4 ? 2 : STREAMS;
+  constexpr int S = STREAM ? STREAM_STEPS : A > P ? A / P : 1;
   Sums acc[A][R][C] = {}, factor[C] = {};
   Pairs w[C][P];
   const auto multiply = [&](i64 k, int s, const auto& from) __attribute__((always_inline)) {
@@ -122,8 +125,9 @@ INLINE void columns_of_pairs(f32* sums, const u16* x, i64 pitch, i64 c, i64 begi
       }
   };
   i64 k = begin;
+#pragma GCC unroll 1  // a whole column without a branch is read far ahead of what requests lines in order
   for (; k + S * 32 <= end; k += S * 32)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int s = 0; s < S; ++s) multiply(k + s * 32, s, read);
   for (; k + 32 <= end; k += 32) multiply(k, 0, read);
   if (k < end) multiply(k, 0, last);
@@ -167,7 +171,8 @@ INLINE void wide_vector(f32* tile, i64 width, const u16* x, i64 pitch, const u16
   }
 #pragma GCC unroll 16
   for (int q = 0; q < STEPS; q += 2) {
-    if (WHOLE) __builtin_prefetch(w + (q + STEPS) * row, 0, 2), __builtin_prefetch(w + (q + 1 + STEPS) * row, 0, 2);
+    if (WHOLE && R > 1)
+      __builtin_prefetch(w + (q + STEPS) * row, 0, 2), __builtin_prefetch(w + (q + 1 + STEPS) * row, 0, 2);
     const Row a = row_at(w + q * row, WHOLE || q < rows ? columns : 0);
     const Row b = row_at(w + (q + 1) * row, WHOLE || q + 1 < rows ? columns : 0);
     const Row even = __builtin_shuffle(a, b, (Row){0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43, 16, 48,
@@ -207,7 +212,10 @@ static inline void wide_pairs(f32* tile, i64 width, const u16* x, i64 pitch, con
 
 }  // namespace gemm
 #endif
-""".replace("STREAMS", str(STREAMS)).replace("STEPS", str(STEPS))
+""".replace("STREAM_SUMS", str(STREAM_SUMS))
+    .replace("STREAM_STEPS", str(STREAM_STEPS))
+    .replace("STREAMS", str(STREAMS))
+    .replace("STEPS", str(STEPS))
 )
 
 
@@ -215,8 +223,10 @@ def ahead(product: Product) -> int:
     """How many elements of the weight before they are read they are requested: the same place of a later column.
 
     With more rows, a processor has too few loads under way by itself; then rows must stay in the first cache, and the
-    request fetches into the second one.
+    request fetches into the second one. For one row of a weight in memory, requests only take what loads need: 0.
     """
+    if product.row.extent == 1 and product.right is None:
+        return 0
     column = max(product.b.column, 1)
     return max(AHEAD // (column * product.b.buffer.dtype.itemsize), 1) * column
 

@@ -121,14 +121,16 @@ def test_how_a_weight_is_read(deep: bool, dtype: torch.dtype, pairs: int, reques
     assert body.count("__builtin_prefetch") > 0 if requests else "__builtin_prefetch" not in body
 
 
-@pytest.mark.parametrize("k", [40, 4096, 1 << 14])
-def test_requests_follow_the_order_of_reading(k: int) -> None:
-    """Whole columns ahead: a column may be read in several parts, each for some columns before the next."""
-    made, _ = fused(lambda x, w: F.linear(x, w), [random(1, k, dtype=BF16), random(20, k, dtype=BF16)])
+@pytest.mark.parametrize(("rows", "k"), [(1, 40), (2, 40), (2, 4096), (3, 1 << 14)])
+def test_requests_follow_the_order_of_reading(rows: int, k: int) -> None:
+    """Whole columns ahead: a column may be read in several parts, each for some columns before the next. One row
+    reads one stream, for which a processor needs no requests."""
+    made, _ = fused(lambda x, w: F.linear(x, w), [random(rows, k, dtype=BF16), random(20, k, dtype=BF16)])
     (kernel,) = [node.target for node in made.graph.nodes if isinstance(node.target, TemplateKernel)]
     if lanes() == 16:
-        (ahead,) = re.findall(r"InPlace read = {.*, (\d+)};", kernel.source)
-        assert int(ahead) % k == 0 and 0 < int(ahead) <= max(k, 1 << 13)
+        (ahead,) = re.findall(r"InPlace<(\d+)> read = ", kernel.source)
+        assert int(ahead) % k == 0 and int(ahead) <= max(k, 1 << 13)
+        assert (int(ahead) == 0) == (rows == 1)
 
 
 @pytest.mark.parametrize("name", ["avx2", "scalar"])
