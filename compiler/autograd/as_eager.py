@@ -5,6 +5,7 @@ binary_cross_entropy(x, y)      on a CPU eager refuses what is no probability: a
 multi_margin_loss(x, t)         torch's metadata of one sample's loss, not reduced, is of one dim, eager's of none;
                                 its margin may be a truth value; where no margin is active, and in the loss of several
                                 labels, the gradient is 0 times what is given, NaN of what is infinite
+prod(x)                         torch's derivative is another one where no element is 0, or several are (`products`)
 softshrink(x, 0.3)              torch's spelling rounds limits to 16 bits, eager's kernel does not: kept whole
 one_hot(i, n), rrelu(x)         torch's spelling lies in memory as the operand does, eager's result is contiguous:
                                 of an operand that is made contiguous
@@ -21,6 +22,8 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.walk import recompiles
+from .late_numbers import named
+from .products import product, product_along
 from .whole_resampling import kept_whole
 
 aten = torch.ops.aten
@@ -30,6 +33,7 @@ _MARGIN, _ENTROPY = aten.multilabel_margin_loss.default, aten.binary_cross_entro
 _SAMPLE = aten.multi_margin_loss.default
 _OF_MARGINS = ("p", "margin", "weight", "reduction")
 _WHOLE = {target: kept_whole(target) for target in (aten.softshrink.default, aten.hardshrink.default)}
+_PRODUCTS = {of: named(by, of) for of, by in ((aten.prod.default, product), (aten.prod.dim_int, product_along))}
 _SHRUNK = (aten.softshrink_backward.default, aten.hardshrink_backward.default)
 _REFUSED = "all elements of {} should be between 0 and 1"
 
@@ -50,13 +54,16 @@ def compute_as_eager(graph_module: fx.GraphModule) -> int:
     contiguous = [node for node in found if node.target in _CONTIGUOUS and _lies_otherwise(node)]
     for node in contiguous:
         node.target = _OF_CONTIGUOUS[node.target]
+    products = [node for node in found if node.target in _PRODUCTS and _is_real(node)]
+    for node in products:
+        node.target = _PRODUCTS[node.target]
     samples = [node for node in found if node.target is _SAMPLE and _is_known(node)]
     for node in samples:
         node.target = multi_margin_loss
     whole = [node for node in found if node.target in _WHOLE and not _has_symbols(node)]
     for node in whole:
         node.target = _WHOLE[node.target]
-    return len(margins) + len(entropies) + len(contiguous) + len(samples) + len(whole)
+    return len(margins) + len(entropies) + len(contiguous) + len(samples) + len(whole) + len(products)
 
 
 def shrunk_of_symbolic_sizes(func: Any, args: Sequence[Any]) -> torch.Tensor | None:
@@ -67,6 +74,11 @@ def shrunk_of_symbolic_sizes(func: Any, args: Sequence[Any]) -> torch.Tensor | N
 def _has_symbols(node: fx.Node) -> bool:
     """Whether a number changes from call to call: as an argument of an operator it would be a constant."""
     return any(not isinstance(x.meta.get("val"), torch.Tensor) for x in node.all_input_nodes)
+
+
+def _is_real(node: fx.Node) -> bool:
+    value = _value(node)
+    return value is not None and value.is_floating_point()
 
 
 def _lies_otherwise(node: fx.Node) -> bool:

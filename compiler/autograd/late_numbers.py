@@ -18,6 +18,7 @@ from torch import fx
 from ...rewrites.symbolic import SYMBOLIC, hint
 from ...rewrites.walk import recompiles
 from .changing_numbers import as_tensor, by_tensors
+from .products import product, product_along
 
 aten = torch.ops.aten
 
@@ -31,7 +32,7 @@ def ask_nothing(graph_module: fx.GraphModule) -> int:
         by = sized.get(node.target) if _has_late_size(node) else None
         by = numbered.get(node.target) if by is None and _has_late_number(node) else by
         if by is not None:
-            node.target = _named(by, node.target)
+            node.target = named(by, node.target)
             count += 1
     return count
 
@@ -46,7 +47,7 @@ def _has_late_number(node: fx.Node) -> bool:
     return any(isinstance(value, torch.SymFloat) and hint(value) is None for value in values)
 
 
-def _named(function: Callable[..., Any], target: Any) -> Callable[..., Any]:
+def named(function: Callable[..., Any], target: Any) -> Callable[..., Any]:
     """A call of `function`, and of the operator where it leaves that as it is."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -111,27 +112,6 @@ def _of_log_sums(gradient: torch.Tensor, x: torch.Tensor, result: torch.Tensor, 
     return part(gradient > 0) - part(gradient < 0)
 
 
-def _product(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> Any:
-    return _product_along(x.reshape(-1), 0, False, dtype=dtype)
-
-
-def _product_along(x: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
-    made = _PRODUCT(x, dim, dtype=dtype)
-    return made if made is NotImplemented or keepdim else made.squeeze(dim)
-
-
-def _of_product(gradient: torch.Tensor, x: torch.Tensor, _result: torch.Tensor, dim: int) -> torch.Tensor:
-    """By the products of all elements before each, and of all behind it."""
-
-    def before(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([torch.ones_like(x.sum(dim, keepdim=True)), x.cumprod(dim)], dim).narrow(dim, 0, x.shape[dim])
-
-    return gradient * before(x) * before(x.flip(dim)).flip(dim)
-
-
-_PRODUCT = _with_derivative(lambda x, dim: aten.prod.dim_int(x, dim, True), _of_product)
-
-
 def _deviation_over(over: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[list[int], bool, bool]:
     """The dims (none: all) that three forms of deviations give by position, `unbiased` and `keepdim`."""
     return ([], over, False) if isinstance(over, bool) else ([*(over or ())], unbiased, keepdim)
@@ -174,8 +154,8 @@ def _sized() -> dict[Any, Callable[..., Any]]:
         aten.cumsum.default: _with_derivative(aten.cumsum.default, _of_sums),
         aten.cumprod.default: _with_derivative(aten.cumprod.default, _of_products),
         aten.logcumsumexp.default: _with_derivative(aten.logcumsumexp.default, _of_log_sums),
-        aten.prod.default: _product,
-        aten.prod.dim_int: _product_along,
+        aten.prod.default: product,
+        aten.prod.dim_int: product_along,
         **{
             overload: by
             for packet, by in _DEVIATIONS.items()

@@ -36,6 +36,23 @@ def test_margins_of_several_labels():
     hold(lambda x, t: [F.multilabel_margin_loss(x[0], t[0])], scores, labels)
 
 
+@pytest.mark.parametrize("product", [
+    torch.prod, lambda x: x.prod(-1), lambda x: x.prod(0, keepdim=True), lambda x: x.prod(1, dtype=torch.float64),
+    lambda x: x[0, 0].prod(),
+])  # fmt: skip
+def test_gradients_of_products(product):
+    torch.compiler.reset()
+    compiled = torch.compile(product, backend="regraft", options={"strict": True})
+    inf, nan = torch.inf, torch.nan
+    rows = ([2, inf, 3], [0, inf, 3], [0, 0, inf], [1, 2, 3], [0, 2, nan], [-0.0, 2, 3])
+    for given in (*([row, row] for row in rows), *([row, [1, 2, 4]] for row in rows)):
+        x, y = (torch.tensor(given, dtype=torch.float32, requires_grad=True) for _ in range(2))
+        got, want = compiled(x), product(y)
+        torch.testing.assert_close(got, want, equal_nan=True)
+        got.sum().backward(), want.sum().backward()
+        torch.testing.assert_close(x.grad, y.grad, equal_nan=True)
+
+
 def test_labels_out_of_range():
     compiled = torch.compile(F.multilabel_margin_loss, backend="regraft")
     with pytest.raises((RuntimeError, IndexError)):
