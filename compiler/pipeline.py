@@ -43,6 +43,7 @@ from .passes.conv_as_mm import byte_images_as_rows, convolutions_as_matmuls, ima
 from .passes.convert_on_device import convert_on_device
 from .passes.cse import eliminate_common_subexpressions, equate_sizes
 from .passes.decompose_composites import decompose_composites
+from .passes.float8_bits import convert_float8_bits
 from .passes.fold_constant_tables import fold_constant_tables
 from .passes.fold_uniform import fold_uniform
 from .passes.gathered_products import transpose_gathered_products
@@ -350,6 +351,7 @@ LOWERED = (
     _simple("loss_in_blocks", loss_in_blocks, INFERENCE, numerics=_DIFFER),
     _simple("written_in_parts", join_written_parts),
     _simple("cse", eliminate_common_subexpressions, INFERENCE),  # autograd's partition does this for joint graphs
+    _simple("float8_bits", convert_float8_bits, NOT_ON_CUDA),
     _rules("simplify"),
     Pass(
         "freeze", _begin_freezing, (INFERENCE, FROZEN), doc="Tell the rules which values are weights.",
