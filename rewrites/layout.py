@@ -11,6 +11,7 @@ x.add_(), or of a view of x               ->   the same, right where x is made: 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -275,12 +276,16 @@ def restore_layout(graph: fx.Graph, source: fx.Node, like: torch.Tensor) -> fx.N
         x, like expanded along dim 1 to 4        ->   expand(the same of x[:, :1], [-1, 4, -1])
     """
     strides = [hint(s) or 0 for s in _strides(like)]
-    order = _memory_order(strides)
+    order = _memory_order(strides, [hint(n) for n in like.shape])
     back = [order.index(d) for d in range(like.dim())]
     shared = [d for d, n in enumerate(like.shape) if strides[d] == 0 and isinstance(n, int) and n > 1]
     sizes = [like.shape[d] if d in shared else -1 for d in range(like.dim())]
     steps: list[tuple[Any, tuple[Any, ...]]] = [(aten.slice.Tensor, (d, 0, 1)) for d in shared]
-    steps += [(aten.permute.default, (order,)), (aten.contiguous.default, ()), (aten.permute.default, (back,))]
+    # Whatever dims of size 1 look like, a tensor may be contiguous: a copy has them as they are among the others.
+    known = [n for n in like.shape if isinstance(n, int)]
+    thin = 1 in known and len(known) < like.dim()
+    dense = aten.clone.default if thin else aten.contiguous.default
+    steps += [(aten.permute.default, (order,)), (dense, ()), (aten.permute.default, (back,))]
     steps += [(aten.expand.default, (sizes,))] if shared else []
     if is_tensor(source) and _lies_alike(val(source), like):
         steps = []
@@ -297,7 +302,8 @@ def restore_layout(graph: fx.Graph, source: fx.Node, like: torch.Tensor) -> fx.N
 
 def _called(graph: fx.Graph, source: fx.Node, target: Any, *args: Any) -> fx.Node:
     """A call at the graph's current place, with what is known of `source`."""
-    node = graph.call_function(target, args)
+    dense = {"memory_format": torch.contiguous_format} if target is aten.clone.default else {}
+    node = graph.call_function(target, args, dense)
     node.meta = {k: v for k, v in source.meta.items() if k not in ("val", "regraft_layout", _RESTORED)}
     node.meta["val"] = infer(node)
     return node
@@ -305,16 +311,20 @@ def _called(graph: fx.Graph, source: fx.Node, target: Any, *args: Any) -> fx.Nod
 
 def _lies_alike(value: torch.Tensor, like: torch.Tensor) -> bool:
     """Whether two tensors have their elements at the same places: the strides of dims of one entry do not matter."""
-    known = all(isinstance(number, int) for number in (*value.shape, *value.stride(), *like.shape, *like.stride()))
+    known = all(isinstance(number, int) for number in (*value.shape, *like.shape, *like.stride()))
     if not known or value.dtype != like.dtype or value.shape != like.shape:
         return False
-    return all(a == b for a, b, n in zip(value.stride(), like.stride(), like.shape, strict=True) if n != 1)
+    matter = [d for d, n in enumerate(like.shape) if n != 1]
+    return same_shape([value.stride(d) for d in matter], [like.stride(d) for d in matter])
 
 
-def _memory_order(strides: list[int]) -> list[int]:
+def _memory_order(strides: list[int], sizes: Sequence[Any] = ()) -> list[int]:
     """The dims from the outermost to the innermost; one whose entries share memory stands right before those after it.
+
+    A dim of size 1 stands right behind one of the same stride, which is what gives it that.
 
     strides (96, 0, 8, 1)   ->   dims 0, 1, 2, 3: were it the innermost, rows would have a step of its size.
     """
     place = [step or max(strides[d + 1 :], default=0) for d, step in enumerate(strides)]
-    return sorted(range(len(strides)), key=lambda d: (-place[d], strides[d] != 0, d))
+    thin = [size == 1 for size in sizes] or [False] * len(strides)
+    return sorted(range(len(strides)), key=lambda d: (-place[d], strides[d] != 0, thin[d], d))

@@ -54,6 +54,14 @@ def test_identities(name: str) -> None:
     assert "identity" in names(simplified(IDENTITIES[name], ODD.t()))  # returned: a copy, laid out as eager's
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 5), (5, 1), (3, 1, 4), (1, 3, 1)])
+def test_strides_of_dims_of_one_element(sizes, dynamic):
+    x = torch.randn([2 * n for n in sizes])[tuple(slice(None, n) for n in sizes)]
+    for function in (lambda x: x * 1, lambda x: (x + 1) / 1.0):
+        assert "identity" in names(simplified(function, x, dynamic=dynamic))
+
+
 REFUSED = {
     "plus zero": (lambda x: x + 0.0, ""),
     "minus negative zero": (lambda x: x - (-0.0), "negative-zero"),
