@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -109,3 +110,25 @@ def test_equal_elements_do_not_deviate(dim: int | None, monkeypatch: pytest.Monk
     torch.testing.assert_close(mean, numbers[:, 0, 0].expand(mean.shape) if dim is not None else numbers[0, 0, 0])
     (std.sum() + var.sum()).backward()
     assert x.grad.abs().max() <= 1e-2  # of a variance, rounding of the means
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: (x.t().reshape(-1), x.t().ravel()),
+        lambda x: (
+            F.conv1d(x[None], x[None, :1, :2].expand(2, 6, 2)),
+            F.conv1d(x[None], x[None, :1, :2].expand(2, 6, 2)),
+        ),
+        lambda x: (x.new_ones(3).scatter_reduce(0, (x[0] > 0).long(), x[0], "prod"), x.sort().values),
+    ],
+    ids=["copies", "convolutions", "what Triton cannot compute"],
+)
+def test_results_of_equal_calls_stay_apart_and_kernels_are_refused(
+    compute: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on a GPU: there, metadata says which tensors share memory, and some kernels have no machine code."""
+    x = torch.randn(6, 8)
+    found = torch.compile(compute, backend=SimulatedGpu(monkeypatch, tmp_path))(x)
+    torch.testing.assert_close(found, compute(x))
+    assert len({result.untyped_storage().data_ptr() for result in found}) == 2

@@ -22,6 +22,7 @@ from regraft.compiler.codegen.generate import generate_kernels
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.options import Options
 from regraft.compiler.templates.common import gpu
+from regraft.rewrites.compat.memory import storage_key
 from regraft.rewrites.record import Code
 
 from .fake_cuda import with_fake_driver
@@ -84,20 +85,27 @@ def on_cuda(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of a graph with the same calls on a GPU: it can be looked at, not run."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.output(graph.graph_copy(module.graph, copies))
+    memory: dict[int, torch.Tensor] = {}
     for old, new in copies.items():
-        new.meta = {**old.meta, "val": tree_map(moved, old.meta["val"])} if "val" in old.meta else dict(old.meta)
+        new.meta = dict(old.meta)
+        if "val" in old.meta:
+            new.meta["val"] = tree_map(lambda value: moved(value, memory), old.meta["val"])
         new.args, new.kwargs = (tree_map(elsewhere, given) for given in (new.args, new.kwargs))
     return fx.GraphModule(module, graph)
 
 
-def moved(value: Any) -> Any:
-    """Metadata of the same value on a GPU."""
+def moved(value: Any, memory: dict[int, torch.Tensor] | None = None) -> Any:
+    """Metadata of the same value on a GPU; what shares memory with a value moved before, by `memory`, does so there."""
     if not isinstance(value, torch.Tensor):
         return value
     with value.fake_mode:  # type: ignore[attr-defined]
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_CUDA)
         # Within a trace, `empty_strided` gives an expanded tensor elements of its own.
-        return made if made.stride() == value.stride() else made.as_strided(value.shape, value.stride())
+        made = made if made.stride() == value.stride() else made.as_strided(value.shape, value.stride())
+        first = made if memory is None else memory.setdefault(storage_key(value), made)
+        if first is not made:
+            made.set_(first.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+        return made
 
 
 def elsewhere(given: Any) -> Any:

@@ -31,7 +31,7 @@ from . import cuda_attention
 from .offline_gpu import on_cuda
 from .template_oracle import with_fake_hopper
 from .training_attention import GraphInterpreter, TrainingBackend, TrainingCompilation
-from .triton_kernels import interpreted
+from .triton_kernels import interpreted, unsupported
 
 aten = torch.ops.aten
 
@@ -64,6 +64,8 @@ class SimulatedGpu(TrainingBackend):
         return made._compile()
 
     def _built(self, kernels: Sequence[Kernel]) -> list[Callable[..., None]]:
+        if refused := {kernel.name: why for kernel in kernels if (why := unsupported(kernel))}:
+            raise triton.UnsupportedKernels(refused)
         return [self._noted(kernel) for kernel in kernels]
 
     def _noted(self, kernel: Kernel) -> Callable[..., None]:

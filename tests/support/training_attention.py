@@ -159,9 +159,10 @@ class TrainingCompilation(Compilation):
 
     def _prepare(self, module: fx.GraphModule, kind: Any) -> None:
         """Move a joint graph to the GPU, where it stays."""
+        memory: dict[int, torch.Tensor] = {}
         for node in module.graph.nodes:
             if "val" in node.meta:
-                node.meta["val"] = tree_map(moved, node.meta["val"])
+                node.meta["val"] = tree_map(lambda value: moved(value, memory), node.meta["val"])
             node.args, node.kwargs = tree_map(elsewhere, node.args), tree_map(elsewhere, node.kwargs)
         self._stages._devices = frozenset({"cuda"})
         self._prepared(module, kind)
