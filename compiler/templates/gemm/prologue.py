@@ -127,6 +127,8 @@ def _chain(operand: fx.Node, call: fx.Node, lookups: bool = True) -> dict[fx.Nod
 def _computes_elements(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or _is_float8(node):
         return False
+    if _sees_bits(node):
+        return False
     if is_move(node) or packet(node) in CASTS or _joins_parts(node):
         return True
     if gathers_matrices(node):
@@ -165,7 +167,7 @@ class _Operand(Formulas):
     """Values of nodes before a product; 8-bit floats are known as what they are cast to."""
 
     def _is_seen_through(self, node: fx.Node) -> bool:
-        return not _is_float8(node) and super()._is_seen_through(node)
+        return not (_is_float8(node) or _sees_bits(node)) and super()._is_seen_through(node)
 
     def _compute(self, node: fx.Node) -> Any:
         if packet(node) in _JOINS:
@@ -222,6 +224,11 @@ def _joins_parts(node: fx.Node) -> bool:
 
 def _is_float8(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].dtype in FLOAT8
+
+
+def _sees_bits(node: fx.Node) -> bool:
+    """Whether a node gives the bits of 8-bit floats, as which kernels know them."""
+    return packet(node) == "aten.view" and _is_float8(node.all_input_nodes[0])
 
 
 def _widened(eight: Value) -> Value:

@@ -36,14 +36,16 @@ def test_every_number_is_exact(kind: torch.dtype) -> None:
 def test_weights_of_eight_bits(rows: int) -> None:
     """As layers with such weights write them: scaled afterwards, or before."""
 
-    def layer(x: Any, w: Any, s: Any) -> Any:
-        return F.linear(x, w.to(x.dtype)) * s + F.linear(x, w.float() * s[:, None])
+    def layer(x: Any, w: Any, v: Any, s: Any) -> Any:
+        return F.linear(x, w.to(x.dtype)) * s + F.linear(x, v.float() * s[:, None])
 
-    w = ALL.view(torch.float8_e4m3fn)[:120].repeat(3).reshape(12, 30)
-    inputs = torch.randn(rows, 30), w, torch.rand(12)
+    w = ALL.view(torch.float8_e4m3fn)[:64].repeat(1024).reshape(128, 512)
+    inputs = torch.randn(rows, 512), w, w.clone(), torch.rand(128)
     made, found = compiled(layer)
     with torch.no_grad(), found:
         ours = made(*inputs)
-    exact = layer(inputs[0].double(), w.double(), inputs[2].double())
+    read = [match.nodes for match in found.applied if match.rule == "linear-template"]
+    assert rows > 1 or (len(read) == 2 and all(len(nodes) > 8 for nodes in read)), "a kernel read a widened weight"
+    exact = layer(inputs[0].double(), w.double(), w.double(), inputs[3].double())
     assert (ours - exact).norm() <= 2 * (layer(*inputs) - exact).norm() + 1e-6 * exact.norm()
     assert not found.fallbacks
