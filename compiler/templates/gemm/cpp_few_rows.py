@@ -281,7 +281,7 @@ class _FewRowsCpp(ReadsPairs):
     # -- lanes along the depth ------------------------------------------------------------------------------------
 
     def _deep(self) -> None:
-        columns = max(min(self._most, _COLUMNS), 1)
+        columns = 1 << (min(self._most, _COLUMNS).bit_length() - 1)  # a power of two: it divides the lanes
         copies = _COPIES
         if self._p.row.extent == 1:  # one stream from memory
             columns, copies = 1, _NARROW_ALONE if self._narrow else _ALONE

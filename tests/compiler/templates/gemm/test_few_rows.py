@@ -64,6 +64,14 @@ def random(*sizes: int, dtype: torch.dtype = F32) -> torch.Tensor:
     return torch.randn(sizes, generator=generator).to(dtype)
 
 
+@pytest.mark.parametrize("rows", [3, 5, 6, 7])
+def test_columns_side_by_side_divide_a_block(rows: int) -> None:
+    """Rows that do not divide the sums which are kept: a fold of too many columns wrote beyond its buffer."""
+    inputs = random(rows, 512), random(128, 512, dtype=torch.uint8), torch.rand(128)
+    read = weights_read(lambda x, w, s: F.linear(x, (w.to(x.dtype) - 3) * s.to(x.dtype)[:, None]), inputs)
+    assert torch.uint8 in read
+
+
 def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return F.gelu(F.linear(x, weight, bias))
 
