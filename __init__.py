@@ -113,7 +113,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name], __name__), name)
+    from .compiler.runtime.gc_pause import collected_once
+
+    with collected_once():  # all modules of a compiler stay: the collector would walk them, and torch's, in vain
+        value = getattr(import_module(_HOMES[name], __name__), name)
     globals()[name] = value
     return value
 

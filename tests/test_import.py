@@ -1,8 +1,10 @@
 """`import regraft` costs next to nothing, and every public name is there."""
 
 import functools
+import gc
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,3 +40,24 @@ def test_every_lazy_name_is_public():
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="nonsense"):
         regraft.nonsense  # noqa: B018
+
+
+def test_names_are_imported_without_the_garbage_collector(monkeypatch):
+    """The first call of a process imports the compiler: collections walk all that torch has, which survives."""
+    enabled = []
+
+    def importing(home, package):
+        enabled.append(gc.isenabled())
+        return SimpleNamespace(late=1)
+
+    monkeypatch.setitem(regraft._HOMES, "late", ".late")
+    monkeypatch.setattr(regraft, "import_module", importing)
+    was_enabled = gc.isenabled()
+    gc.enable()
+    try:
+        assert regraft.late == 1
+        assert gc.isenabled() and enabled == [False]
+    finally:
+        vars(regraft).pop("late", None)
+        if not was_enabled:
+            gc.disable()
