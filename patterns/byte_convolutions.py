@@ -180,6 +180,8 @@ _NEAR_MISSES = [
     _sample("dtype-not-bytes", x=T("2 3 6 6", dtype=torch.int16), factor=0.5),
     _sample("kernel-unavailable", weight=T("1 3 3 3", dtype=torch.int8)),
     _sample("changes-along-depth", scale=T("6", dtype=torch.float32)),
+    _sample("dtype-narrow", kind=torch.int64, weight_factor=0.5, rounded="cast"),
+    _sample("dtype-narrow", kind=torch.int8, weight=T("8 3 3 3", dtype=torch.uint8)),
     _sample("zero-unknown", shift=300),
     _sample("zero-unknown", zero=T("", dtype=torch.int64)),
 ]  # fmt: skip
@@ -187,7 +189,7 @@ _NEAR_MISSES = [
 
 @register_pattern(
     "byte_convolution",
-    family="convolution",
+    family="product",
     stage="bytes",
     replacement=[Candidate("int_mm", in_bytes, on_cpu)],
     samples=[

@@ -35,6 +35,7 @@ UNSAMPLED: dict[tuple[str, str], str] = {
     ("batch_norm", "guard running_statistics"): "test_batch_norm.py::test_near_miss_batch_statistics",
     ("batch_norm", "guard forward_layer"): "test_batch_norm.py::test_near_miss_transposed",
     ("convolution", "guard forward_convolution"): "test_convolution.py::test_refused",
+    ("byte_convolution", "guard forward_convolution"): "test_byte_convolutions.py::test_what_is_left",
     ("identity", "guard fixed_sizes"): "test_algebra.py::test_symbolic_sizes",
     ("identity", "guard one_result"): "test_algebra.py::test_results_are_tensors_of_their_own",
     ("identity", "guard nothing_subtracted"): "test_algebra.py::test_what_only_looks_like_one",

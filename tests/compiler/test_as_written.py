@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.thorough import one_row_in, takes_turns
+from support.versions import not_in_old_torch
 
 import regraft
 
@@ -399,6 +400,7 @@ def test_numbers_that_are_chosen_on_gpus(device, number):
             graph.erase_node(made)
 
 
+@not_in_old_torch("has other metadata of `unique_consecutive`")
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("function", [torch.unique, torch.unique_consecutive])
 def test_distinct_parts_along_a_dim(function, dim):

@@ -130,5 +130,5 @@ def test_results_of_equal_calls_stay_apart_and_kernels_are_refused(
     """As on a GPU: there, metadata says which tensors share memory, and some kernels have no machine code."""
     x = torch.randn(6, 8)
     found = torch.compile(compute, backend=SimulatedGpu(monkeypatch, tmp_path))(x)
-    torch.testing.assert_close(found, compute(x))
+    torch.testing.assert_close(found, compute(x), rtol=1e-2, atol=1e-2)  # convolutions may multiply in TF32
     assert len({result.untyped_storage().data_ptr() for result in found}) == 2

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from support.rewriting import compiled, rewritten
+from support.versions import OLD_TORCH
 
 from regraft.compiler.tools.check import refusals
 from regraft.patterns.shifted_bytes import shifted_bytes
 
+pytestmark = pytest.mark.skipif(OLD_TORCH, reason="torch 2.11 multiplies signed bytes only")
 X = torch.randint(-128, 128, (5, 16), generator=torch.Generator().manual_seed(0)).to(torch.int8)
 W = torch.randint(-128, 128, (9, 16), generator=torch.Generator().manual_seed(1)).to(torch.int8)
 
