@@ -397,6 +397,7 @@ NO_LINES = {  # copies of inputs in code without a line of the user's
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", NO_LINES)
 def test_backwards_of_transposed_inputs_read_them_as_they_lie(name, dynamic):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import thorough
+from support.thorough import one_row_in, thorough
 from support.versions import OLD_TORCH
 
 import regraft
@@ -68,11 +68,13 @@ def held(program, given):
     assert OLD_TORCH or not found.fallbacks  # 2.11 compiles powers of numbers by the sizes
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", [thorough(name) if name in REPEATED else name for name in SIZED])
 def test_sizes(name):
     held(lambda x, mask: SIZED[name](x[mask]), map(torch.tensor, KEPT))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", [thorough(name) if name in REPEATED else name for name in NUMBERED])
 def test_numbers(name):
     held(lambda x, number: NUMBERED[name](x, number.item()), map(torch.tensor, (2.5, 1.0, 0.3)))

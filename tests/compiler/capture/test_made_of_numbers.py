@@ -40,6 +40,7 @@ WHOLE = {
 }  # fmt: skip
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", WHOLE)
 def test_integers_of_more_than_32_bits(name):
     torch.compiler.reset()

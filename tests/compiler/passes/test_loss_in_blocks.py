@@ -167,6 +167,7 @@ def test_parameters_of_maps_of_the_logits_have_gradients():
     torch.testing.assert_close(ours, theirs)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("loss", ["flat", "cast up", "shifted logits", "rows masked", *MAPS, "rounded", "learned"])
 def test_sums_of_16_bits_are_kept_wide(loss):
     """Errors against float64 no larger than eager's, but for chance."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.rewriting import assert_agrees, compiled, trained
+from support.thorough import one_row_in
 from torch import Tensor, fx
 
 from regraft.compiler.backend import Compilation
@@ -49,6 +50,7 @@ class Kept:
         return "aten.index.Tensor" in self.made.record.details[f"graph:{kind}"]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", SAME)
 def test_graphs_do_not_depend_on_data(name: str) -> None:
     backend, inputs = Kept(), trained(given(), 2)

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 import torch
 import torch.nn.functional as F
 from support.lowering import trace
+from support.thorough import one_row_in
 from support.triton_kernels import compiles, interpreted_agrees, kernel_source
 
 from regraft.compiler.lowering import lower
@@ -61,6 +62,7 @@ PROGRAMS = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_elements_are_lanes_whatever_else_is_made_of_a_scan(name):
     function, inputs = PROGRAMS[name]

@@ -223,6 +223,7 @@ def test_split_reductions_are_eagers(name):
     interpreted_agrees(function, *inputs, target=SMALL_GPU)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     "function", [torch.var, torch.argmax, torch.sum, torch.logsumexp, lambda x: (x > 0).any(), lambda x: x.prod()]
 )

@@ -133,6 +133,7 @@ def test_neighbours_share_what_they_load() -> None:
     assert text.count("w = tl.load") == 7 + 7  # for the second line of neighbours, they are kept
 
 
+@takes_turns("capability")
 @pytest.mark.parametrize("capability", [90, 80])
 @pytest.mark.parametrize("multiplier", [1, 2])
 def test_compiled(capability: int, multiplier: int) -> None:

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 import torch
 from support.tensors import not_finite
-from support.thorough import takes_turns
+from support.thorough import takes_turns, thorough
 from support.triton_convolution import on_gpu
 from support.triton_gemm import interpret_launches, near
 from support.triton_kernels import compiled
@@ -137,7 +137,7 @@ def test_refusals(kernel: tuple[int, int], layout: torch.memory_format, mask: tu
 
 @takes_turns("capability")
 @pytest.mark.parametrize("capability", [90, 80])
-@pytest.mark.parametrize(("channels", "side", "kernel"), [(96, 56, 7), (144, 28, 3), (17, 9, 5)])
+@pytest.mark.parametrize(("channels", "side", "kernel"), [thorough(96, 56, 7), (144, 28, 3), (17, 9, 5)])
 def test_compiled(capability: int, channels: int, side: int, kernel: int) -> None:
     how = {"padding": kernel // 2}
     found = matched(

@@ -131,6 +131,7 @@ def test_tiles_that_fit() -> None:
     assert not fits(one, replace(ONE, depth=4096, columns=16), HOPPER)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("on", [HOPPER, AMPERE], ids=lambda on: on.capability)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("turned", [False, True])
