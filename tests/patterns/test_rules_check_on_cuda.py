@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from regraft.compiler.tools.check import check
-from regraft.patterns import default_rules
+
+from .test_rules_check import every_rule
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.mark.parametrize("rule", list(default_rules()), ids=lambda r: r.name)
+@every_rule
 def test_default_rules_hold(rule: Any) -> None:
     result = check(rule, examples=4, device="cuda")
     assert not result.failures, str(result)
