@@ -24,6 +24,7 @@ from ...rewrites.compat.autograd import (
     writes_inputs,
 )
 from ...rewrites.compat.memory import share_memory
+from ...rewrites.compat.tensors import is_made_of_tensors
 from .plain_steps import form_of, runner
 from .returned_inputs import WithInputs
 
@@ -89,7 +90,7 @@ class PlainCall:
         """
         if self._held or not plainly or len(graph.find_nodes(op="placeholder")) != self._count:
             return False
-        if not _ships_with_torch(graph):
+        if not _ships_with_torch(graph) or any(map(is_made_of_tensors, self._inputs)):
             return False
         return not (writes_inputs() and share_memory(self._inputs))  # it makes one tensor of these
 

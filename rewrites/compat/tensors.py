@@ -25,6 +25,13 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
+def is_made_of_tensors(value: object) -> bool:
+    """Whether `value` is of a class of tensors that AOTAutograd takes apart, as those spread over processes."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return is_traceable_wrapper_subclass(value)
+
+
 def needs_a_value(error: BaseException) -> bool:
     """Whether an error says that a computation with metadata only needed the value of a tensor."""
     from torch._subclasses.fake_tensor import DataDependentOutputException
