@@ -24,6 +24,7 @@ from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import known_equal
+from ..rewrites.words import counted
 from .byte_products import (
     BYTES,
     DEEPEST,
@@ -42,6 +43,7 @@ from .convolution import convolved, forward_convolution, geometry
 from .dtypes import result_dtype
 
 _TOGETHER = 4  # channels whose bytes are multiplied together
+_FEWEST = 2048  # fewest products for a pixel of the result for which laying images out anew pays
 _RANKS = (3, 4, 5)
 
 
@@ -99,12 +101,16 @@ def _windows(pixels: torch.Tensor, window: Any, stride: list[int], dilation: lis
 
 
 def on_cpu(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """A CPU that multiplies bytes."""
+    """A CPU that multiplies bytes, enough of them for each pixel."""
     x = match.operands["x"]
     if val(x).device.type != "cpu":
         return Reason("device-unsupported", "bytes are multiplied on CPUs", (x,), "cpu", str(val(x).device))
     if policy.get("profit") != "always" and not multiplies_bytes():
         return Reason("kernel-unavailable", "this processor has no instruction for products of bytes", (x,))
+    products = prod(shape(match.operands["weight"]))
+    if policy.get("profit") == "measured" and products < _FEWEST:
+        message = f"{counted(products, 'product')} a pixel take less time than channels take to move to the end"
+        return Reason("products-few", message, (x,), f"{_FEWEST} products", describe(match.operands["weight"]))
     return None
 
 

@@ -12,6 +12,7 @@ from support.thorough import one_row_in
 
 from regraft.compiler.tools.check import refusals
 from regraft.patterns.byte_convolutions import byte_convolution
+from regraft.rewrites.compat.operators import multiplies_bytes
 
 
 def byte(*sizes: int, kind: torch.dtype = torch.int8) -> torch.Tensor:
@@ -78,6 +79,18 @@ def test_a_block_multiplies_bytes_twice() -> None:
         ours, eager = made(*inputs), block(*inputs)
     assert found.count("byte_convolution") == 2
     assert (ours - eager).norm() <= 1e-3 * eager.norm()  # a byte between the convolutions may be the next one
+
+
+@pytest.mark.parametrize(("channels", "found"), [(4, 0), (40, 1)])
+def test_images_are_laid_out_anew_for_many_products(channels: int, found: int) -> None:
+    if not multiplies_bytes():
+        pytest.skip("this processor has no instruction for products of bytes")
+    weight = byte(6, channels, 3, 3)
+    made, coverage = compiled(quantized, profit="measured")
+    with torch.no_grad(), coverage:
+        made(byte(1, channels, 5, 5, kind=torch.uint8), weight, SCALES, BIAS)
+    assert coverage.count("byte_convolution") == found
+    assert ("products-few" in {miss.code for miss in coverage.near_misses}) == (not found)
 
 
 REFUSED = {
