@@ -104,7 +104,7 @@ def _bitwise(name: str, sign: str, neutral: Neutral, absorbing: Neutral | None, 
 def _shift(sign: str, reference: Callable[..., Any], triton: str) -> OpInfo:
     forms = Triton(triton, triton)
     laws = Laws((None, 0, None))
-    return OpInfo(2, "same", reference, bits=True, sign=sign, cpp=Cpp(lanes=True), triton=forms, laws=laws)
+    return OpInfo(2, "same", reference, bits=True, sign=sign, triton=forms, laws=laws)
 
 
 def _rounding(half: torch.dtype, name: str) -> OpInfo:

@@ -104,6 +104,9 @@ COMBINATIONS(COMBINE)
 """
 
 VECTORS = r"""
+template <int bytes> struct Unsigned;
+template <> struct Unsigned<4> { typedef u32 type; };
+template <> struct Unsigned<8> { typedef u64 type; };
 #define EACH1(NAME) \
   template <class X> INLINE X op_##NAME(X a) { X r; LANES(X) r[l] = op_##NAME((Elem<X>)a[l]); return r; }
 #define EACH2(NAME) \
@@ -124,6 +127,25 @@ template <class X> INLINE X op_abs(X a) {
 template <class X> INLINE X op_sign(X a) { return convert<X>((a < 0) - (a > 0)); }
 template <class X> INLINE X op_maximum(X a, X b) { return (a != a) | (a > b) ? a : b; }
 template <class X> INLINE X op_minimum(X a, X b) { return (a != a) | (a < b) ? a : b; }
+template <class X> INLINE X op_lshift(X a, X b) {
+  if constexpr (sizeof(Elem<X>) < 4) {
+    typedef V<i32, Count<X>> I;
+    return convert<X>(op_lshift(convert<I>(a), convert<I>(b)));
+  } else {
+    typedef V<typename Unsigned<sizeof(Elem<X>)>::type, Count<X>> U;
+    constexpr Elem<U> last = sizeof(Elem<X>) * 8 - 1;
+    return (U)b > last ? X{} : (X)((U)a << ((U)b & last));
+  }
+}
+template <class X> INLINE X op_rshift(X a, X b) {
+  if constexpr (sizeof(Elem<X>) < 4) {
+    typedef V<i32, Count<X>> I;
+    return convert<X>(op_rshift(convert<I>(a), convert<I>(b)));
+  } else {
+    typedef V<typename Unsigned<sizeof(Elem<X>)>::type, Count<X>> U;
+    return a >> (X)lesser((U)b, splat<U>(sizeof(Elem<X>) * 8 - 1));
+  }
+}
 template <class X> INLINE Mask<X> op_isnan(X a) { return mask(a != a); }
 template <class X> INLINE Mask<X> op_isinf(X a) { return mask(op_abs(a) == (Elem<X>)__builtin_inf()); }
 template <class X> INLINE Mask<X> op_signbit(X a) {
