@@ -58,6 +58,7 @@ from .passes.mm_out_dtype import use_mm_out_dtype
 from .passes.numbers_to_device import numbers_to_device
 from .passes.pad_conv_channels import pad_conv_channels
 from .passes.pad_counted_scatters import pad_counted_scatters
+from .passes.picked_rows import check_picked_rows
 from .passes.recompute_casts import recompute_casts
 from .passes.recompute_norms import recompute_norms
 from .passes.recompute_softmax import recompute_log_softmax, recompute_softmax
@@ -382,6 +383,7 @@ LOWERED = (
     _simple("sdpa_backward_layout", lay_out_sdpa_gradients),
     _simple("mm_out_dtype", use_mm_out_dtype, LAYOUTS),
     _simple("gathered_products", transpose_gathered_products, INFERENCE, ON_CUDA, numerics=_DIFFER),
+    _simple("picked_rows", check_picked_rows, INFERENCE, NOT_ON_CUDA, PRODUCTS),
     Pass(
         "gpu-templates", _fuse_on_gpu, (ON_CUDA,), seconds="templates", drawn=True, family="linear-kernel",
         candidates=("generated",), numerics=_DIFFER, doc=_ON_GPUS,

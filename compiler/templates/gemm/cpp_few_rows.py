@@ -152,7 +152,7 @@ def _is_side_by_side(value: Value, var: Var, lanes: int) -> bool:
     for part in walk([value]):
         if _reads_both(part):
             return False
-        if isinstance(part, (Load, Number)) and not _is_chosen(part):
+        if isinstance(part, (Load, Number)) and not _is_chosen(part, var, dependence):
             strides += [dependence.stride(at, var, lanes) for at in indices_of(part) or [0]]
     return all(stride in (0, 1) for stride in strides) and 1 in strides
 
@@ -165,9 +165,11 @@ def _reads_both(part: Value) -> bool:
     return by_place and all(any(isinstance(below, Load) for below in walk([side])) for side in part.args[1:])
 
 
-def _is_chosen(part: Value) -> bool:
-    """Whether a value is read at a place that data say."""
-    return isinstance(part, Load) and any(isinstance(at, Loaded) for index in part.indices for at in atoms(index))
+def _is_chosen(part: Value, var: Var, dependence: Dependence) -> bool:
+    """Whether a value is a number of a small table, at places that data say, another one in each lane."""
+    found = [at for index in part.indices for at in atoms(index)] if isinstance(part, Load) else []
+    alone = [at for at in found if isinstance(at, Loaded) and isinstance(part, Load) and part.indices == (at.index(),)]
+    return any(var in dependence.of(at.index()) for at in alone)
 
 
 class _FewRowsCpp(ReadsPairs):

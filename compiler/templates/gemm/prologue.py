@@ -5,7 +5,9 @@
 
 Only what nobody else reads, element by element: no reductions, no random numbers. Halves of bytes that are put side by
 side (`stack([p & 15, p >> 4], -1)`) are elements of their own. Matrices chosen by an index (`w[experts]`) are read
-where they lie. On CPUs, bits may choose a number of a small table (`nf4[p & 15]`), where they cannot choose another.
+where they lie, and so are rows of small tables (`scales[group]`), on CPUs where they are known to be there
+(`passes.picked_rows`). On CPUs, bits may choose a number of a small table (`nf4[p & 15]`), where they cannot choose
+another, and small tables that are unpacked (`zeros >> shifts`) are read as tables: each element is read many times.
 """
 
 from __future__ import annotations
@@ -27,17 +29,19 @@ from ...ir.value import Const, Load, Number, Op, Rewriter, Value, compute_dtype,
 from ...lowering.core import Indices, cast
 from ...lowering.sizes import Unlowered
 from ...passes.gathered_products import gathers_matrices
+from ...passes.picked_rows import index_of, picks_rows
 from ..attention.description import address
-from ..common.formula import Formulas, is_move, packet
+from ..common.formula import NUMBERS, Formulas, is_move, packet
 from .description import FLOAT8, Matrix, Prologue
 
 _BYTES = (torch.int8, torch.uint8, torch.bool)
 _WIDER = (torch.bfloat16, torch.float16, torch.float32)  # what holds every 8-bit float
-_LONGEST = 20  # nodes of a prologue
+_LONGEST = 40  # nodes of a prologue
 _JOINS = ("aten.cat", "aten.stack")  # of parts of one size: what unpacks bytes ends with
 _MOST_PARTS = 8  # of these: a byte has as many bits
-_LOOKUPS = ("aten.index", "aten.index_select", "aten.embedding")
 _TABLE = 256  # entries of a table that stays in a processor's first cache
+_REPEATED = 32  # times that each element of a table is read which is unpacked before; parts of words are up to 16
+_BITS = ("aten.bitwise_right_shift", "aten.__rshift__", "aten.bitwise_and", "aten.__and__")
 _LARGE_PARTS = 2  # tensors of the operand's own size that it is computed from, at most
 
 
@@ -79,7 +83,7 @@ def prologue_of(
             value = cast(formulas.value(operand).at(indices), compute_dtype(operand.meta["val"].dtype))
         except Unlowered:
             return None
-        if not lookups or not any(map(_looks_up, inside)) or _are_in_range(value):
+        if not lookups or not any(_takes(node, True) for node in inside) or _are_in_range(value):
             break
     value = Rewriter(_exact)(value)
     if any(part.dtype in FLOAT8 for part in walk([value])):
@@ -117,8 +121,10 @@ def _chain(operand: fx.Node, call: fx.Node, lookups: bool = True) -> dict[fx.Nod
     while waiting and len(inside) < _LONGEST:
         node = waiting.pop(0)
         shared = node is not operand and any(user not in inside for user in node.users)
-        if node in inside or shared or not (_computes_elements(node) or (lookups and _looks_up(node))):
+        if node in inside or shared or not (_computes_elements(node) or _takes(node, lookups)):
             continue  # what is read by more of the chain is looked at again when that is inside
+        if _is_unpacked_table(node, operand):
+            continue
         inside[node] = None
         waiting.extend(node.all_input_nodes)
     return inside
@@ -139,22 +145,38 @@ def _computes_elements(node: fx.Node) -> bool:
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
 
 
+def _takes(node: fx.Node, lookups: bool) -> bool:
+    """Whether a node takes numbers or rows of a small table, which on CPUs must be known to be there (`lookups`)."""
+    if not lookups and node.meta["val"].device.type == "cpu":
+        return False
+    return _looks_up(node) or picks_rows(node)
+
+
 def _looks_up(node: fx.Node) -> bool:
     """Whether a node takes numbers of a small table, on a CPU."""
-    if packet(node) not in _LOOKUPS or not isinstance(node.args[0], fx.Node):
+    if index_of(node) is None or packet(node.args[0]) in NUMBERS:  # type: ignore[arg-type]
         return False
-    table: torch.Tensor = node.args[0].meta["val"]
+    table: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
     known = all(isinstance(size, int) for size in table.shape)
-    if table.device.type != "cpu" or not known or table.dim() == 0 or not 0 < table.shape[0] == table.numel() <= _TABLE:
+    return table.device.type == "cpu" and known and table.dim() > 0 and 0 < table.shape[0] == table.numel() <= _TABLE
+
+
+def _is_unpacked_table(node: fx.Node, operand: fx.Node) -> bool:
+    """Whether a node is a small table of few bits on a CPU: each of its elements would be unpacked many times."""
+    val, whole = node.meta["val"], operand.meta["val"]
+    if val.device.type != "cpu" or not all(isinstance(size, int) for size in (*val.shape, *whole.shape)):
         return False
-    indices = (
-        node.args[1]
-        if packet(node) == "aten.index"
-        else [argument(node, "index" if "select" in packet(node) else "indices")]
-    )
-    chosen = [index.meta["val"] for index in indices if isinstance(index, fx.Node)]  # type: ignore[union-attr]
-    whole = not chosen[0].is_floating_point() and chosen[0].dtype != torch.bool if chosen else False
-    return len(chosen) == len(indices) == 1 and whole  # type: ignore[arg-type]
+    if val.numel() * _REPEATED > whole.numel():
+        return False
+    found, waiting = {node}, [node]
+    while waiting:
+        below = waiting.pop()
+        if packet(below) in _BITS:
+            return True
+        new = [n for n in below.all_input_nodes if n not in found and _computes_elements(n)]
+        found.update(new)
+        waiting.extend(new)
+    return False
 
 
 def _are_in_range(value: Value) -> bool:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.packed_words import DEPTH, LAYOUTS
 from support.template_oracle import Fastest, run_pass, with_fake_hopper
 from support.thorough import one_row_in, takes_turns
 from support.triton_gemm import SMALL, found_in, interpreted, near, on_gpu, run
@@ -173,6 +174,18 @@ def test_halves_of_bytes_compile(rows: int) -> None:
     (tile,) = gemm_tiles(product, HOPPER, 1)
     first, *_ = compiled(gemm_triton(product, tile, 132), 90)
     assert spilled(first) <= 16
+
+
+@takes_turns("tile")
+@pytest.mark.parametrize("tile", [GemmTile(1, 4, 64, 1, 2), SMALL], ids=str)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_words_with_packed_zeros(name: str, tile: GemmTile) -> None:
+    """Words, zero points and scales are read where they lie, also where an index picks the group."""
+    function, given = LAYOUTS[name](BF16)
+    inputs = [random(tile.rows, DEPTH), *given]
+    (result,), found, source = run(function, inputs, sides="b", tile=tile)
+    assert [node.meta["val"].dtype for node in found.inputs].count(torch.int32) >= 2
+    near(result, function, inputs, 1.5, source)
 
 
 def test_halves_of_bytes_by_lanes() -> None:
