@@ -7,6 +7,10 @@ for i < 58: y[i] = x[|i - 1|] if i < 57 else x[111 - i]   ->   y[0] = x[1]
 for i < 58: y[i] = x[i - 1] if 1 <= i < 57 else 0   ->   y[0] = 0; for i < 56: y[i + 1] = x[i]; y[57] = 0
 
 Paddings of all kinds and rotations are such loops. Lanes of one range access neighbours, without masks and gathers.
+A loop around rows is taken apart likewise, so that its rows are neighbours, and join (`joined_loops.py`).
+
+for i < 56: for c < 32: y[32*i + c] = x[32*((i + 53) % 56) + c]   ->   for k < 96: y[k] = x[k + 1696]
+                                                                       for k < 1696: y[k + 96] = x[k]
 """
 
 from __future__ import annotations
@@ -17,12 +21,13 @@ from typing import Any
 
 import torch
 
-from ...ir.accesses import values
+from ...ir.accesses import statements, values
 from ...ir.index.index import Atom, Least, Most, Quotient, Remainder, Var, add, atoms, sub, terms
 from ...ir.kernel import Assign, Kernel, Loop, Statement
 from ...ir.ops import ORDERS
 from ...ir.simplify import Simplifier
 from ...ir.value import Const, Number, Op, Rewriter, Value, indices_of
+from .cost import GRAIN, work_of
 from .plan import weight_of
 
 _LONG = 16  # fewest iterations of a loop that is taken apart, as many as the widest vectors of 32 bits have lanes
@@ -31,27 +36,43 @@ _CODE = 128  # most operations of all ranges together
 
 
 def ranges_apart(kernel: Kernel, lanes: int) -> Kernel:
-    """The kernel with innermost loops taken apart where ranges of their iterations choose differently.
+    """The kernel with loops over elements and rows taken apart where ranges of their iterations choose differently.
 
     Args:
         kernel: flat.
         lanes: of a vector of 32-bit numbers. Ranges that fill less than half of one are written element by element.
     """
-    return replace(kernel, body=tuple(s for statement in kernel.body for s in _statement(statement, lanes)))
+    return replace(kernel, body=tuple(s for statement in kernel.body for s in _statement(statement, lanes, True)))
 
 
-def _statement(statement: Statement, lanes: int) -> tuple[Statement, ...]:
+def _statement(statement: Statement, lanes: int, outermost: bool) -> tuple[Statement, ...]:
     if not isinstance(statement, Loop):
         return (statement,)
-    if all(isinstance(s, Assign) for s in statement.body):
-        return _apart(statement, lanes)
-    return (replace(statement, body=tuple(s for inner in statement.body for s in _statement(inner, lanes))),)
+    if _length(statement) >= _LONG and (all(isinstance(s, Assign) for s in statement.body) or _is_of_rows(statement)):
+        # Threads share the loops around what is taken apart: these must be enough for them.
+        work = 0 if outermost or not isinstance(statement.body[0], Loop) else work_of(statement)
+        if isinstance(work, int) and work <= GRAIN:
+            return _apart(statement, lanes)
+    return (replace(statement, body=tuple(s for inner in statement.body for s in _statement(inner, lanes, False))),)
+
+
+def _length(loop: Loop) -> int:
+    """The known iterations of a loop, or of it and the loop that is all of its body; 0 where they are not known."""
+    (first, *_) = loop.body
+    inner = first.var.extent if isinstance(first, Loop) else 1
+    return loop.var.extent * inner if isinstance(loop.var.extent, int) and isinstance(inner, int) else 0
+
+
+def _is_of_rows(loop: Loop) -> bool:
+    """Whether all of a loop's body is a loop over elements, none of which choose differently from those beside them."""
+    row = loop.body[0] if len(loop.body) == 1 else None
+    if not isinstance(row, Loop) or row.parallel != loop.parallel:
+        return False
+    return all(isinstance(s, Assign) for s in row.body) and next(_cuts(row), None) is None
 
 
 def _apart(loop: Loop, lanes: int) -> tuple[Statement, ...]:
     """The loop as one for each range; the loop itself where they would be too many, or too much code."""
-    if not isinstance(loop.var.extent, int) or loop.var.extent < _LONG:
-        return (loop,)
     found: list[Loop] = []
     waiting = [loop]
     while waiting:
@@ -71,8 +92,8 @@ def _apart(loop: Loop, lanes: int) -> tuple[Statement, ...]:
 
 
 def _written(part: Loop, lanes: int) -> tuple[Statement, ...]:
-    """A range as a loop, or element by element."""
-    if 2 * part.var.extent >= lanes:
+    """A range as a loop, or element by element; a single row as a loop over its elements."""
+    if part.var.extent > 1 and (isinstance(part.body[0], Loop) or 2 * part.var.extent >= lanes):
         return (part,)
     return tuple(s for place in range(part.var.extent) for s in _with(part, place))
 
@@ -87,18 +108,21 @@ def _with(loop: Loop, place: Any) -> tuple[Statement, ...]:
     """The body of a loop in one place."""
     by: dict[Any, Any] = {loop.var: place}
     renamed, simplify = Rewriter(atom=by.get), Simplifier()
-    body = []
-    for statement in loop.body:
-        assert isinstance(statement, Assign), statement
-        store = statement.store
-        indices = tuple(simplify.index(renamed.index(at)) for at in store.indices)
-        body.append(Assign(replace(store, indices=indices, value=simplify(renamed(store.value)))))
-    return tuple(body)
+    return tuple(_simplified(statement, renamed, simplify) for statement in loop.body)
+
+
+def _simplified(statement: Statement, renamed: Rewriter, simplify: Simplifier) -> Statement:
+    if isinstance(statement, Loop):
+        return replace(statement, body=tuple(_simplified(s, renamed, simplify) for s in statement.body))
+    assert isinstance(statement, Assign), statement
+    store = statement.store
+    indices = tuple(simplify.index(renamed.index(at)) for at in store.indices)
+    return Assign(replace(store, indices=indices, value=simplify(renamed(store.value))))
 
 
 def _cuts(loop: Loop) -> Iterator[int]:
     """First iterations of ranges that choose differently from the one before."""
-    stored = [at for s in loop.body if isinstance(s, Assign) for at in s.store.indices]
+    stored = [at for s in statements(loop.body) if isinstance(s, Assign) for at in s.store.indices]
     found = list(values(loop.body))
     numbers = [*stored, *(number for value in found for number in indices_of(value))]
     cuts = [cut for value in found for cut in _of_comparison(value, loop.var)]

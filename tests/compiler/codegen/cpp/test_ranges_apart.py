@@ -9,8 +9,11 @@ from support.kernels import avx512_text, compiled_agrees, numbers, one_unit
 from support.lowering import lowered
 from support.thorough import examples, one_row_in
 
+from regraft.compiler.codegen.cpp.joined_loops import join_loops
 from regraft.compiler.codegen.cpp.ranges_apart import ranges_apart
+from regraft.compiler.ir.accesses import statements
 from regraft.compiler.ir.interpreter import run_kernel
+from regraft.compiler.ir.kernel import Assign, Loop
 from regraft.compiler.ir.printer import kernel_text
 from regraft.compiler.ir.verify import verify_kernel
 from regraft.compiler.schedule import schedule
@@ -26,6 +29,8 @@ PADDED = {
     "rotated": lambda x: x.roll(5, -1),
     "rotated twice": lambda x: x.roll((5, -3), (-1, -2)),
     "rotated flat": lambda x: x.roll(11),
+    "rows rotated": lambda x: x.roll((5, 1), (0, 1)),
+    "rows padded": lambda x: F.pad(x, (0, 0, 1, 2)),
     "shifted": lambda x: F.pad(x, (1, 0))[..., :-1] + x,
     "clamped by number": lambda x: x * torch.arange(x.shape[-1]).clamp(3, 20),
     "chosen by number": lambda x: torch.where(torch.arange(x.shape[-1]) < 7, x, x + 1),
@@ -53,24 +58,48 @@ def test_programs(name):
 @settings(max_examples=examples(20, 60), deadline=None)
 @given(
     st.integers(1, 40), st.integers(0, 12), st.integers(0, 12), st.sampled_from(["reflect", "replicate", "constant"]),
-    st.integers(-50, 50), st.booleans(),
+    st.integers(-50, 50), st.booleans(), st.sampled_from([1, 5, 16]),
 )  # fmt: skip
-def test_any_widths(width, left, right, mode, shift, reverse):
-    """The interpreter runs what is left of the kernel; both say the same as eager."""
+def test_any_widths(width, left, right, mode, shift, reverse, row):
+    """The interpreter runs what is left of the kernel, in which rows of `row` elements move; both say the same."""
     left, right = (min(n, width - 1) for n in (left, right))
 
     def program(x):
-        y = F.pad(x, (left, right), mode=mode).roll(shift, -1)
-        return y.flip(-1) if reverse else y
+        y = F.pad(x, (0, 0, left, right), mode=mode).roll(shift, -2)
+        return y.flip(-2) if reverse else y
 
-    x = R(2, 3, width)
+    x = R(2, 3, width, row)
     (made,) = schedule(lowered(program, x).program).kernels
     apart = ranges_apart(made, 8)
     assert verify_kernel(apart) == []
     source, result = (p.buffer.name for p in made.params)
-    found = run_kernel(apart, {source: x.flatten(), result: torch.empty(2 * 3 * (width + left + right))})
+    found = run_kernel(apart, {source: x.flatten(), result: torch.empty(2 * 3 * (width + left + right) * row)})
     out = (found or {}).get(result)
-    assert torch.equal(out.view(2, 3, -1), program(x))
+    assert torch.equal(out.view(2, 3, -1, row), program(x))
+
+
+@pytest.mark.parametrize(
+    "program", [lambda x: x.roll(3, 2), lambda x: x.roll((1, 3), (1, 2)) * 2, lambda x: x + x.roll(-27, 2)]
+)
+def test_rows_that_move_together_are_one_loop(program):
+    """Rows of seven elements would each be a loop, whose place is divided."""
+    (made,) = schedule(lowered(program, R(2, 8, 30, 7)).program).kernels
+    joined = join_loops(ranges_apart(made, 16))
+    rows = {s.var.extent for s in statements(joined.body) if isinstance(s, Loop) and isinstance(s.body[0], Assign)}
+    assert rows == {3 * 7, 27 * 7}
+
+
+def test_rows_with_a_row_of_their_own_are_apart():
+    """Previous rows: the first has none, and the others do not ask."""
+    text = text_of(lambda x, w: torch.lerp(F.pad(x, (0, 0, 1, -1)), x, w), R(4, 32, 48), R(48))
+    assert " if " not in text
+
+
+def test_loops_that_threads_share_stay_around():
+    """Two iterations around would be all that threads could share; ranges of an outermost loop are shared each."""
+    made = [*schedule(lowered(lambda x: x.roll(3, 1), R(2, 4096, 16)).program).kernels]
+    assert [ranges_apart(kernel, 16) for kernel in made] == made
+    assert "%" not in text_of(lambda x: x.roll(3, 0), R(4096, 16))
 
 
 def test_the_middle_of_padded_rows_is_a_copy():
