@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ import torch
 from torch import fx
 
 from regraft.compiler.codegen import cpp
+from regraft.compiler.codegen.cpp.build import source_text
+from regraft.compiler.codegen.cpp.compiler import FLAGS, find_compiler
 from regraft.compiler.codegen.cpp.kernel_text import kernel_text
 from regraft.compiler.codegen.cpp.target import target
 from regraft.compiler.ir.index.index import Var
@@ -38,6 +41,14 @@ def numbers(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def avx512_text(function: Callable[..., Any], *inputs: torch.Tensor) -> str:
     """The C++ of a function's kernels for processors with AVX-512."""
     return "".join(kernel_text(k, target("avx512")) for k in schedule(lowered(function, *inputs).program).kernels)
+
+
+def instructions(function: Callable[..., Any], *inputs: torch.Tensor) -> str:
+    """The machine code, as text, of a function's kernels for processors with AVX-512."""
+    kernels = schedule(lowered(function, *inputs).program).kernels
+    command = [find_compiler().path, *FLAGS, *target("avx512").flags, "-S", "-x", "c++", "-", "-o", "-"]
+    text = source_text(kernels, target("avx512"))
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
 @contextmanager

@@ -26,9 +26,19 @@ def operation_text(value: Op, args: list[str], lanes: int | None) -> str:
         return _of_truth(name, [conversion_text(a, taken, torch.bool, lanes) for a in args], lanes)
     if taken == torch.bool:
         return _of_truth(name, args, lanes)
+    if lanes is not None and (bits := _power_of_two(value)) is not None:
+        return f"({args[0]} >> {bits})" if name == "floordiv" else f"({args[0]} & {(1 << bits) - 1})"
     if form.numbers:
         return _exact(form.numbers.format(*args), value.dtype, lanes)
     return f"op_{name}({', '.join(args)})"
+
+
+def _power_of_two(value: Op) -> int | None:
+    """The bits that a floor division by a power of two drops, or that its remainder keeps; None for others."""
+    by = value.args[-1]
+    if value.name not in ("floordiv", "remainder") or not isinstance(by, Const) or not isinstance(by.number, int):
+        return None
+    return by.number.bit_length() - 1 if by.number > 0 and by.number & (by.number - 1) == 0 else None
 
 
 def _fits_i32(value: Value) -> bool:

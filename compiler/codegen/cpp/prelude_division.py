@@ -33,8 +33,46 @@ DIVIDED_INTEGERS(i32, u32, true) DIVIDED_INTEGERS(i64, u64, true)
 """
 
 VECTOR_DIVISION = r"""
-#define EACH_INTEGER(NAME) \
-  if constexpr ((Elem<X>)0.5 == 0) { X r; LANES(X) r[l] = op_##NAME((Elem<X>)a[l], (Elem<X>)b[l]); return r; } else
+#define INTEGERS_OF(X) constexpr ((Elem<X>)0.5 == 0)
+template <class X> INLINE X truncdiv_lanes(X a, X b) {
+  X r;
+  LANES(X) r[l] = op_truncdiv((Elem<X>)a[l], (Elem<X>)b[l]);
+  return r;
+}
+// No instruction divides lanes of integers. A quotient of floating-point numbers is rounded, but not up to a whole
+// number that it lacks 1 / b to, where these have two bits more than a and b: the one below is nearer.
+// (gcc 12 fails to convert halves of a vector of 64 bytes.)
+#if defined(MASKS)
+#define WIDEST 8
+#else
+#define WIDEST 4
+#endif
+template <class X> INLINE X whole_quotient(X a, X b) {
+  constexpr int N = Count<X>;
+  typedef V<f32, N> Narrow;
+  typedef V<f64, N> Wide;
+  if constexpr (sizeof(Elem<X>) <= 2) {
+    return convert<X>(convert<V<i32, N>>(convert<Narrow>(a) / convert<Narrow>(b)));
+  } else if constexpr (sizeof(Elem<X>) == 4 && N > WIDEST) {
+    V<i32, N / 2> half[2], by[2];
+    __builtin_memcpy(half, &a, sizeof a), __builtin_memcpy(by, &b, sizeof b);
+    for (int k = 0; k < 2; ++k) half[k] = whole_quotient(half[k], by[k]);
+    X r;
+    __builtin_memcpy(&r, half, sizeof r);
+    return r;
+  } else if constexpr (sizeof(Elem<X>) == 4) {
+    return convert<X>(convert<Wide>(a) / convert<Wide>(b));
+  } else {
+#if defined(MASKS)
+    typedef V<u64, N> U;
+    const U far = ((U)a + ((u64)1 << 51)) | ((U)b + ((u64)1 << 51));
+    u64 all = 0;
+    LANES(U) all |= far[l];
+    if (__builtin_expect(!(all >> 52), 1)) return convert<X>(convert<Wide>(a) / convert<Wide>(b));
+#endif
+    return truncdiv_lanes(a, b);
+  }
+}
 template <class X> INLINE X fmod_lanes(X a, X b) {
   X r;
   LANES(X) r[l] = op_fmod((Elem<X>)a[l], (Elem<X>)b[l]);
@@ -58,17 +96,22 @@ template <class X> INLINE X op_fmod(X a, X b) {
     return op_copysign(past ? r + op_copysign(size, a) : r, a);
   }
 #endif
-  return fmod_lanes(a, b);
+  if INTEGERS_OF(X) return a - whole_quotient(a, b) * b;
+  else return fmod_lanes(a, b);
 }
-template <class X> INLINE X op_truncdiv(X a, X b) { EACH_INTEGER(truncdiv) return op_trunc(a / b); }
+template <class X> INLINE X op_truncdiv(X a, X b) {
+  if INTEGERS_OF(X) return whole_quotient(a, b);
+  else return op_trunc(a / b);
+}
 template <class X> INLINE X op_remainder(X a, X b) {
-  EACH_INTEGER(remainder) {
-    const X r = op_fmod(a, b);
-    return (r != 0) & ((b < 0) ^ (r < 0)) ? r + b : r;
-  }
+  const X r = op_fmod(a, b);
+  return (r != 0) & ((b < 0) ^ (r < 0)) ? r + b : r;
 }
 template <class X> INLINE X op_floordiv(X a, X b) {
-  EACH_INTEGER(floordiv) {
+  if INTEGERS_OF(X) {
+    const X q = whole_quotient(a, b), r = a - q * b;
+    return (r != 0) & ((b < 0) ^ (r < 0)) ? q - 1 : q;
+  } else {
     const X r = op_fmod(a, b), plain = a / b, exact = (a - r) / b;
     const X q = (r != 0) & ((b < 0) ^ (r < 0)) ? exact - 1 : exact, whole = op_floor(q);
     const X rounded = q - whole > (Elem<X>)0.5 ? whole + 1 : whole;

@@ -219,6 +219,29 @@ template <int STEP, int COLUMN, int SPAN, class X, class P> INLINE X every(const
   }
   return r;
 }
+// The same of bytes, in pieces of 16: a shuffle of two takes one instruction or three, and bytes one by one two each.
+template <int STEP, int COLUMN, int SPAN, class X, class P> INLINE X every_byte(const P* p) {
+  typedef V<u8, 16> Piece;
+  constexpr int N = Count<X>, END = STEP * (N - 1) + SPAN;
+  Piece r, part;
+  __builtin_memcpy(&r, p, sizeof r);
+#pragma GCC unroll 8
+  for (int k = 1; k < (END > 32 ? (END + 15) / 16 : 2); ++k) {
+    const int begin = 16 * k < END - 16 ? 16 * k : END - 16;
+    __builtin_memcpy(&part, p + begin, sizeof part);
+    Piece from;
+#pragma GCC unroll 16
+    for (int l = 0; l < 16; ++l) {
+      const int at = STEP * l + COLUMN;
+      from[l] = at >= 16 * k ? 16 + (at - begin < 16 ? at - begin : 0) : k == 1 ? at : l;
+    }
+    r = __builtin_shuffle(r, part, from);
+  }
+  X x;
+  __builtin_memcpy(&x, &r, sizeof x);
+  return x;
+}
+#define EVERY_BYTE(X, P, STEP, SPAN) (sizeof(P) == 1 && Count<X> <= 16 && STEP * (Count<X> - 1) + SPAN >= 16)
 #if defined(MASKS)
 #define EVERY(X, P, STEP) (sizeof(P) > 1 && Count<X> >= 8)
 #else
@@ -226,7 +249,9 @@ template <int STEP, int COLUMN, int SPAN, class X, class P> INLINE X every(const
 #endif
 #else
 template <int STEP, int COLUMN, int SPAN, class X, class P> INLINE X every(const P*) { return X{}; }
+template <int STEP, int COLUMN, int SPAN, class X, class P> INLINE X every_byte(const P*) { return X{}; }
 #define EVERY(X, P, STEP) false
+#define EVERY_BYTE(X, P, STEP, SPAN) false
 #endif
 template <int N, class T> INLINE auto one_by_one(const T* p, i64 step) {
   V<Raw<T>, N> r;
@@ -241,6 +266,8 @@ template <int N, int STEP, int COLUMN, int SPAN, class T> INLINE auto column(con
   typedef V<Raw<T>, N> X;
   if constexpr (EVERY(X, Raw<T>, STEP))
     return Codec<T>::template up_lanes<N>(every<STEP, COLUMN, SPAN, X>((const Raw<T>*)p));
+  else if constexpr (EVERY_BYTE(X, Raw<T>, STEP, SPAN))
+    return Codec<T>::template up_lanes<N>(every_byte<STEP, COLUMN, SPAN, X>((const Raw<T>*)p));
   else
     return one_by_one<N>((const T*)((const Raw<T>*)p + COLUMN), STEP);
 }

@@ -6,14 +6,22 @@ import math
 
 import pytest
 import torch
-from support.kernels import avx512_text, compiled_agrees, flat_buffer, loop_kernel, one_unit, run_compiled_all
+from support.kernels import (
+    avx512_text,
+    compiled_agrees,
+    flat_buffer,
+    instructions,
+    loop_kernel,
+    one_unit,
+    run_compiled_all,
+)
 from support.thorough import one_row_in
 
 from regraft.compiler.codegen import cpp
 from regraft.compiler.codegen.cpp.kernel_text import kernel_text
 from regraft.compiler.ir.index.index import add, mul
 from regraft.compiler.ir.ops import OPS
-from regraft.compiler.ir.value import Load, Op, compute_dtype
+from regraft.compiler.ir.value import Const, Load, Op, compute_dtype
 
 FLOATS, INTEGERS = (torch.float32, torch.float64), (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool)
@@ -303,11 +311,50 @@ def test_remainders_are_exact_at_any_scale(target):
             assert torch.equal(made["out"].double(), exact)
 
 
+@one_row_in(3)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_are_divided_exactly(dtype, target):
+    """In lanes quotients are found in floating point: multiples and their neighbours of all sizes, and constants."""
+    limits, generator = torch.iinfo(dtype), torch.Generator().manual_seed(0)
+    bits = torch.randint(0, limits.bits, (2, 6000), generator=generator)
+    b, q = (torch.randint(limits.min, limits.max, (2, 6000), generator=generator) >> bits).to(dtype).unbind(0)
+    a = torch.stack([b * q - 1, b * q, b * q + 1, q, torch.full_like(q, limits.min), torch.full_like(q, limits.max)])
+    a, b = a.flatten(), torch.where(b == 0, 1, b).to(dtype).repeat(6)
+    keep = (a != limits.min) | (b != torch.tensor(-1).to(dtype))  # eager crashes
+    given = {"a": a[keep], "b": b[keep]}
+    size, kernels, expected = int(keep.sum()), [], []
+    inputs = [flat_buffer("a", size, dtype), flat_buffer("b", size, dtype)]
+    for name, by in itertools.product(DIVIDING, (None, 1, 7, 8, 64, 100)):
+        divisor = given["b"] if by is None else torch.tensor(by, dtype=dtype)
+        expected.append(OPS[name].reference(given["a"], divisor))
+        kernels.append(
+            loop_kernel(
+                f"{name}_{by}", size, inputs[: 1 + (by is None)], flat_buffer("out", size, dtype),
+                lambda i, name=name, by=by: Op(
+                    name, (Load("a", (i,), dtype), Load("b", (i,), dtype) if by is None else Const(by, dtype)), dtype
+                ),
+            )
+        )  # fmt: skip
+    for one, made, want in zip(
+        kernels, run_compiled_all(kernels, [given] * len(kernels), cpp.target(target)), expected, strict=True
+    ):
+        assert torch.equal(made["out"], want), one.name
+
+
+@pytest.mark.skipif(TARGETS[0] != "avx512", reason="other processors have other instructions")
+def test_no_lane_is_divided_alone():
+    x, y = torch.zeros(640, dtype=torch.int32), torch.ones(640, dtype=torch.int32)
+    assert "idivl" not in instructions(lambda x, y: (x // y, x % y, x % 7, torch.fmod(x, y)), x, y)
+    text = avx512_text(lambda x: (x // 8, x % 16), x)
+    assert "op_" not in text and ">> 3" in text and "& 15" in text
+
+
 @one_row_in(2)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.int32, torch.float64, torch.bfloat16], ids=str)
 def test_every_few_elements(dtype):
     size, kernels, inputs = 83, [], []  # whole vectors and a tail; the last element is the buffer's last
-    for step, first in ((2, 0), (2, 1), (3, 0), (3, 2), (4, 0), (4, 3), (5, 1)):
+    for step, first in ((2, 0), (2, 1), (3, 0), (3, 2), (4, 0), (4, 3), (5, 1), (7, 2), (8, 0)):
         buffer = flat_buffer("x", step * (size - 1) + first + 1, dtype)
         kernels.append(
             loop_kernel(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.kernels import before_a_page, compiled_agrees, one_unit
+from support.kernels import before_a_page, compiled_agrees, instructions, one_unit
 from support.lowering import trace
 from support.thorough import one_row_in, takes_turns
 
@@ -63,10 +63,19 @@ def test_whole_vectors_are_chosen_from() -> None:
     assert all(f"column<8, 3, {place}, 3>" in text for place in range(3)) and "strided<" not in text
 
 
+@pytest.mark.skipif(HOST.name != "avx512", reason="other processors have other instructions")
+def test_bytes_are_chosen_from_vectors() -> None:
+    """Colors of pixels, one by one, would take as long as all else."""
+    made = instructions(lambda x: (x[:, 0].float() * 3 + x[:, 2], x.float().sum(-1)), torch.zeros(640, 3).byte())
+    assert "pinsrb" not in made
+
+
+@one_row_in(2)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8], ids=str)
 @pytest.mark.parametrize("step", range(2, 9))
-def test_nothing_is_read_past_the_end(step: int) -> None:
+def test_nothing_is_read_past_the_end(step: int, dtype: torch.dtype) -> None:
     """The buffer ends where a page that nobody may read begins."""
-    with before_a_page(torch.int64, 24 * step) as given:
+    with before_a_page(dtype, 24 * step) as given:
 
         def some(x: torch.Tensor) -> list[torch.Tensor]:
             return [columns(x), x[:, -1] * 2, x[:, 0] + x[:, 1], x[:, -1] - x[:, 1], *(x.float()[:, :2] * 2).unbind(1)]
