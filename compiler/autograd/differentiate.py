@@ -85,7 +85,7 @@ def differentiate(  # noqa: PLR0913 - what compiles, and what the program wants
 
     # The derivative of ``x[mask] = y`` reads ``grad[mask]``, also in a graph whose program has no such reading.
     sizes = nullcontext() if mode is None else compat.sizes_from_data(mode)
-    with sizes, without_returned_inputs(graph_module) as returning_inputs:
+    with sizes, without_returned_inputs(graph_module, example_inputs) as returning_inputs:
         compiled = autograd.aot_compile(
             graph_module,
             example_inputs,

@@ -10,7 +10,7 @@ that have gradients, or get other sizes or strides.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,9 @@ _Program = Callable[..., Any]
 
 
 @contextmanager
-def without_returned_inputs(graph_module: fx.GraphModule) -> Iterator[Callable[[_Program], _Program]]:
+def without_returned_inputs(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any]
+) -> Iterator[Callable[[_Program], _Program]]:
     """Inside, `graph_module` returns None for inputs that it has written to.
 
     Yields:
@@ -38,13 +40,24 @@ def without_returned_inputs(graph_module: fx.GraphModule) -> Iterator[Callable[[
     if not found or not (torch.is_grad_enabled() or any(map(_changes_sizes, graph_module.graph.nodes))):
         yield lambda compiled: compiled
         return
-    output.args = (tuple(None if k in found else result for k, result in enumerate(results)),)
+    split = any(map(compat.is_fake_of_dynamo, example_inputs))
+    nothing = _nothing(graph_module.graph, next(iter(found.values()))) if split else None
+    output.args = (tuple(nothing if k in found else result for k, result in enumerate(results)),)
     graph_module.recompile()
     try:
         yield lambda compiled: WithInputs(compiled, tuple(found.items()))
     finally:
         output.args = (results,)
+        if nothing is not None:
+            graph_module.graph.erase_node(nothing)
         graph_module.recompile()
+
+
+def _nothing(graph: fx.Graph, place: int) -> fx.Node:
+    """A tensor without elements, like that input: AOTAutograd takes no None where Dynamo splits graphs for DDP."""
+    given = graph.find_nodes(op="placeholder")[place]
+    with graph.inserting_before(graph.output_node()):
+        return graph.call_function(torch.ops.aten.new_empty.default, (given, [0]))
 
 
 def _changes_sizes(node: fx.Node) -> bool:

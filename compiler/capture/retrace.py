@@ -53,10 +53,11 @@ def retrace(gm: fx.GraphModule, example_inputs: Sequence[Any], kept: list[Reason
     shape_env = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
     mode = compat.new_fake_mode(shape_env)
     compat.correct_fakes(mode, corrected)
+    inputs = [_fake(value, mode) for value in example_inputs]  # while the context names Dynamo's own mode
     quiet = compat.saved_tensor_hooks_off()
     grad_mode = torch.set_grad_enabled(torch.is_grad_enabled())  # restored afterwards, even if the program fails
     with quiet, grad_mode, compat.borrowed_context(mode), compat.forget_new_symbols_on_error(shape_env):
-        return _record(gm, [_fake(value, mode) for value in example_inputs], mode, kept)
+        return _record(gm, inputs, mode, kept)
 
 
 def _fake(value: Any, mode: Any) -> Any:

@@ -97,6 +97,8 @@ def _refused_input(node: fx.Node, value: Any) -> Reason | None:
 
 
 def _refused_tensor(node: fx.Node, value: torch.Tensor) -> Reason | None:
+    if compat.is_fake_of_dynamo(value):
+        return None
     if compat.is_fake(value):
         return Reason("fake-input", f"input {node.name} is a fake tensor of another FakeTensorMode", (node,))
     if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or compat.is_renamed_tensor(value):

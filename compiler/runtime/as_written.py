@@ -19,6 +19,7 @@ from ...rewrites.compat.dispatch import forward_ad_active, functionalizing
 from ...rewrites.compat.dynamo import verifies_results
 from ...rewrites.compat.guards import has_negative_zeros
 from ...rewrites.compat.tensors import is_fake, requires_grad
+from ...rewrites.compat.tracing import is_fake_of_dynamo
 from ...rewrites.record import Fallback, GraphRecord
 from ...rewrites.symbolic import SYMBOLIC
 
@@ -113,6 +114,6 @@ def refused_mode(program: fx.GraphModule, inputs: Sequence[Any]) -> tuple[str, s
         return "functionalize", "within torch.func.functionalize: results are"
     if has_negative_zeros(program, inputs):
         return "negative-zero", "a number that changes is -0.0 in this call: results are"
-    if any(is_fake(x) for x in inputs):
+    if any(is_fake(x) and not is_fake_of_dynamo(x) for x in inputs):
         return "fake-input", "inputs are fake tensors, which have no elements: results are"
     return None

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .tensors import is_fake
+
 
 def trace_before_dispatch(function: Callable[..., Any], inputs: Sequence[Any]) -> fx.GraphModule:
     """Record `function` as ATen calls that nothing has decomposed yet, each node with its caller's metadata."""
@@ -153,11 +155,33 @@ def fake_of(tensor: torch.Tensor, fake_mode: Any) -> torch.Tensor | None:
     """The fake of a real input, its sizes Dynamo's own symbols; None where Dynamo does not know the tensor."""
     if fake_mode.shape_env is None:
         return fake_mode.from_tensor(tensor)
+    if is_fake_of_dynamo(tensor):
+        return _fake_like(tensor, fake_mode)
     context = tracing_context()
     symbols = None if context is None else context.tensor_to_context.get(tensor)
     if symbols is None:
         return None
     return fake_mode.from_tensor(tensor, symbolic_context=symbols, source=symbols.tensor_source, trace=False)
+
+
+def is_fake_of_dynamo(value: Any) -> bool:
+    """Whether Dynamo's splitting for DDP gave this tensor: it compiles a part of a graph at a time, for fakes.
+
+    AOTAutograd answers the first call of such a part, by fakes with the strides of the compiled program's results.
+    """
+    context = tracing_context()
+    if context is None or not context.fakify_first_call:
+        return False
+    return is_fake(value) and value.fake_mode is context.fake_mode
+
+
+def _fake_like(tensor: torch.Tensor, fake_mode: Any) -> torch.Tensor:
+    """A fake of another mode with the same symbols; what has been computed with a gradient is no leaf there either."""
+    with fake_mode:
+        fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        if not tensor.is_leaf:
+            return fake.copy_(torch.empty((), dtype=tensor.dtype, device=tensor.device, requires_grad=True))
+        return fake.requires_grad_(tensor.requires_grad)
 
 
 def note_sources(placeholders: Sequence[fx.Node], inputs: Sequence[Any]) -> None:
