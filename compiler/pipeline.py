@@ -58,6 +58,7 @@ from .passes.mm_out_dtype import use_mm_out_dtype
 from .passes.numbers_to_device import numbers_to_device
 from .passes.pad_conv_channels import pad_conv_channels
 from .passes.pad_counted_scatters import pad_counted_scatters
+from .passes.periodic_order import order_within_groups
 from .passes.picked_rows import check_picked_rows
 from .passes.recompute_casts import recompute_casts
 from .passes.recompute_norms import recompute_norms
@@ -346,6 +347,7 @@ LOWERED = (
     _simple("tables_to_device", make_tables_on_device, INFERENCE, ON_CUDA),
     _simple("constants_on_device", keep_constants_on_device, ON_CUDA),
     *_CONSTANTS,
+    _simple("periodic_order", order_within_groups, INFERENCE),
     _simple("convert_on_device", convert_on_device, ON_CUDA),
     _simple("numbers_to_device", numbers_to_device, ON_CUDA, REPLAYED),
     _simple("host_scalars", copy_host_scalars, ON_CUDA),

@@ -7,6 +7,7 @@
     where(True, x, y)                       ->  x
     (i < 8) where i is below 8              ->  True                 decided by ranges, also of x % 8 and clamp(x, 0, 7)
     position(i) + 3                         ->  position(i + 3)      integers of indices become indices
+    int8(int64(word) >> 4)                  ->  int8(word >> 4)      no other bits count (`narrower`)
     x[index(position(i))]                   ->  x[i]                 in range for sure: nothing to check
     round_bfloat16(round_bfloat16(x))       ->  round_bfloat16(x)
 
@@ -26,6 +27,7 @@ from .index import index as ix
 from .index.bounds import bounds, known_le, known_lt, known_nonnegative
 from .index.index import Index, Loaded
 from .index.ranges import value_bounds
+from .narrower import narrower
 from .op_info import Neutral
 from .ops import OPS, ORDERS
 from .value import Const, Guarded, Load, Number, Op, Rewriter, Value
@@ -110,11 +112,11 @@ def _operation(value: Op) -> Value:
     if all(isinstance(arg, Const) and not isinstance(arg.number, Index) for arg in value.args):
         return _folded(value)
     if value.name == "cast":
-        return _cast(value)
+        return narrower(value) or _cast(value)
     if value.name == "where":
         return _chosen(*value.args) or value
     if value.dtype == torch.int64 or value.name in _DECIDED:
-        known = _of_indices(value) or _of_ranges(value)
+        known = _of_indices(value) or _of_ranges(value) or narrower(value)
         if known is not None:
             return known
     if len(value.args) == 2:

@@ -57,7 +57,7 @@ def test_runs_of_passes_are_recorded():
         torch.compile(program, backend="regraft")(torch.randn(4, 4))
     (record,) = cov.graphs
     lowered = [run for run in record.passes if run.graph == "inference"]
-    expected = ["hold_sizes", "fold_uniform", "fold_constant_tables", "scalars_to_device", "loss_in_blocks"]
+    expected = ["hold_sizes", "fold_uniform", "fold_constant_tables", "scalars_to_device", "periodic_order"]
     assert [run.name for run in lowered][:5] == expected
     assert record.changes("fold_uniform") and all(run.seconds >= 0 for run in record.passes)
     again = regraft.Coverage.from_json(cov.to_json())

@@ -169,6 +169,39 @@ template <int N, class T> INLINE auto gather(const T* p, V<i32, N> at) {
 template <int N, class T> INLINE auto gather_if(V<i32, N> m, const T* p, V<i32, N> at) {
   return gather<N>(p, inside<N>(m, at));
 }
+#if defined(__clang__) || __GNUC__ >= 12
+// The same lanes again until there are N; gcc takes other than twice as many through memory.
+template <int N, class X> INLINE auto again(X x) {
+  constexpr int C = Count<X>;
+  if constexpr (C == N) return x;
+  else if constexpr (C == 2) return again<N>(__builtin_shufflevector(x, x, 0, 1, 0, 1));
+  else if constexpr (C == 4) return again<N>(__builtin_shufflevector(x, x, 0, 1, 2, 3, 0, 1, 2, 3));
+  else return again<N>(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+// SPAN elements, those at places AT.
+template <int SPAN, int... AT, class T> INLINE auto arranged(const T* p) {
+  constexpr int N = sizeof...(AT), BYTES = SPAN * sizeof(Raw<T>);
+  typedef V<Raw<T>, N> X;
+#if defined(__clang__) || __GNUC__ >= 12
+  X r;
+  if constexpr (BYTES == 2 || BYTES == 4 || BYTES == 8) {
+    typename Integer<BYTES>::type word;
+    __builtin_memcpy(&word, p, sizeof word);
+    r = (X)splat<V<typename Integer<BYTES>::type, N / SPAN>>(word);
+  } else {
+    V<Raw<T>, SPAN> few;
+    __builtin_memcpy(&few, p, sizeof few);
+    r = again<N>(few);
+  }
+  r = __builtin_shufflevector(r, r, AT...);
+#else
+  const int at[] = {AT...};
+  X r;
+  LANES(X) r[l] = ((const Raw<T>*)p)[at[l]];
+#endif
+  return Codec<T>::template up_lanes<N>(r);
+}
 // Places as near each other as two vectors reach are read as two vectors, and chosen from these.
 template <int N> struct Near { V<i32, N> at, from; i32 first; bool close; };
 template <int N> INLINE Near<N> near(V<i32, N> at) {

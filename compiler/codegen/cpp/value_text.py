@@ -17,6 +17,7 @@ from ...ir.ops import DIVISIONS, OPS
 from ...ir.program import Store
 from ...ir.value import Const, Guarded, Load, Number, Op, Result, Value, walk
 from ..source_writer import Writer
+from .arranged import lane_offsets, of_first_lane, span
 from .dtypes import lane_type, literal, scalar_type
 from .index_text import fits_short, index_text, short_text
 from .operations import operation_text
@@ -311,7 +312,7 @@ class CppValues:
         stride = self.stride(buffer, offset)
         suffix, mask = ("_if", f"{self.mask}, ") if self.mask else ("", "")
         if stride is None:
-            return self._gather(buffer, offset, copy, suffix, mask)
+            return self._arranged(buffer, offset, copy) or self._gather(buffer, offset, copy, suffix, mask)
         address = self.address(buffer, offset, copy)
         if stride == 0:
             return self._splat(f"get({address})", value.dtype)
@@ -323,6 +324,20 @@ class CppValues:
             kept = f"{lanes}, {self.at(stride, copy).removesuffix('ll')}, {column.place}, {column.span}"
             return f"column<{kept}>({self.address(buffer, column.first, copy)})"
         return f"strided{suffix}<{lanes}>({mask}{address}, {self.at(stride, copy)})"
+
+    def _arranged(self, buffer: str, offset: Any, copy: int) -> str:
+        """A few elements in an order that all vectors share; empty if lanes do not read such."""
+        assert self.vectors is not None
+        offsets = self._lane_offsets(offset)
+        many = 0 if self.mask or buffer in self.vectors.expanded else span(offsets)
+        if not many or offsets is None:
+            return ""
+        first = of_first_lane(offset, self.vectors.var, self.vectors.lanes)
+        return f"arranged<{many}, {', '.join(map(str, offsets))}>({self.address(buffer, first, copy)})"
+
+    def _lane_offsets(self, number: Any) -> tuple[int, ...] | None:
+        assert self.vectors is not None
+        return lane_offsets(number, self.vectors.var, self.vectors.lanes, self.dependence, self.vectors.varying)
 
     def _gather(self, buffer: str, offset: Any, copy: int, suffix: str, mask: str) -> str:
         """Gather elements; whole vectors are read and selected from if the places turn out to be near each other."""
@@ -368,6 +383,10 @@ class CppValues:
         self.prepare(value.index, copy)
         kind, scalar = self.vector_type(value.dtype), scalar_type(value.dtype)
         stride = self.stride("", value.index)
+        offsets = None if stride is not None or value.dtype.is_floating_point else self._lane_offsets(value.index)
+        if offsets is not None:
+            first = self.at(of_first_lane(value.index, self.vectors.var, self.vectors.lanes), copy)
+            return f"(splat<{kind}>(({scalar}){first}) + {kind}{{{', '.join(map(str, offsets))}}})"
         if stride is None and fits_short(value.index):
             return f"convert<{kind}>({self.short_offsets(value.index, copy)})"
         if stride is None:

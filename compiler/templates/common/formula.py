@@ -9,7 +9,7 @@ import contextlib
 import math
 import operator
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ...ir.value import Load, Op, Rewriter, Value, compute_dtype
 from ...lowering import operators
 from ...lowering.arithmetic import op
 from ...lowering.call import lower_call
-from ...lowering.core import Indices, Lowering, Tensor, cast, contiguous, whole
+from ...lowering.core import TABLE_SPAN, Indices, Lowering, Tensor, cast, contiguous, whole
 from ...lowering.ops.elementwise import elementwise
 from ...lowering.sizes import Unlowered, number
 from .formula_nodes import mask_formula
@@ -166,7 +166,8 @@ class Formulas:
         if not all(isinstance(n, int) for n in (*sizes, *strides)):
             raise Unlowered("symbolic", f"{node.name} has symbolic sizes: {sizes}")
         self.leaves[node.name] = node
-        return whole(Buffer(node.name, meta.dtype, sizes, strides, meta.device, "input"))
+        given = whole(Buffer(node.name, meta.dtype, sizes, strides, meta.device, "input"))
+        return replace(given, span=node.meta[TABLE_SPAN]) if TABLE_SPAN in node.meta else given
 
     def _compute(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:

@@ -22,14 +22,16 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from ...codegen.cpp.arranged import lane_offsets, span
 from ...codegen.cpp.dtypes import memory_type
 from ...codegen.cpp.value_text import Vectors
 from ...codegen.flatten import flatten_value
 from ...ir.dependence import Dependence
-from ...ir.index.index import Loaded, Var, add, atoms, mul
+from ...ir.index.index import Loaded, Var, add, atoms, mul, terms
 from ...ir.value import Load, Number, Op, Rewriter, Value, indices_of, substitute, walk
 from ..common.cpp_entry import with_entry
 from . import cpp_pairs
@@ -146,15 +148,31 @@ def _plan(product: Product, lanes: int) -> _Plan | None:
 def _is_side_by_side(value: Value, var: Var, lanes: int) -> bool:
     """Whether what a value reads lies side by side along a loop, or is one number for all lanes; some of it does.
 
-    Where numbers of a small table lie does not matter.
+    Where numbers of a small table lie does not matter. Lanes may also share words, in an order that all vectors have.
     """
     dependence, strides = Dependence(), list[object]()
     for part in walk([value]):
         if _reads_both(part):
             return False
         if isinstance(part, (Load, Number)) and not _is_chosen(part, var, dependence):
-            strides += [dependence.stride(at, var, lanes) for at in indices_of(part) or [0]]
+            strides += [_stride(part, at, var, lanes, dependence) for at in indices_of(part) or [0]]
     return all(stride in (0, 1) for stride in strides) and 1 in strides
+
+
+def _stride(part: Value, at: Any, var: Var, lanes: int, dependence: Dependence) -> Any:
+    """How far lanes are from each other; 0 where they share a few elements, or compute a number from what they read."""
+    found = dependence.stride(at, var, lanes)
+    if found is not None:
+        return found
+    if isinstance(part, Load):
+        return 0 if span(lane_offsets(at, var, lanes, dependence, frozenset({var}))) else None
+    return 0 if lane_offsets(at, var, lanes, dependence, frozenset({var})) or _is_of_data(at, var, dependence) else None
+
+
+def _is_of_data(number: Any, var: Var, dependence: Dependence) -> bool:
+    """Whether all parts of a number that differ from lane to lane are read."""
+    own = [atom for monomial, _ in terms(number) for atom in monomial if var in dependence.of(atom.index())]
+    return all(isinstance(atom, Loaded) for atom in own)
 
 
 def _reads_both(part: Value) -> bool:

@@ -25,8 +25,9 @@ from ....rewrites.graph import CASTS
 from ...ir.dependence import Dependence
 from ...ir.index.index import Index, Loaded, Var, atoms, quotient, remainder
 from ...ir.index.ranges import in_range
+from ...ir.simplify import simplify
 from ...ir.value import Const, Load, Number, Op, Rewriter, Value, compute_dtype, indices_of, walk
-from ...lowering.core import Indices, cast
+from ...lowering.core import TABLE_SPAN, Indices, cast
 from ...lowering.sizes import Unlowered
 from ...passes.gathered_products import gathers_matrices
 from ...passes.picked_rows import index_of, picks_rows
@@ -85,7 +86,7 @@ def prologue_of(
             return None
         if not lookups or not any(_takes(node, True) for node in inside) or _are_in_range(value):
             break
-    value = Rewriter(_exact)(value)
+    value = Rewriter(_exact)(simplify(value))
     if any(part.dtype in FLOAT8 for part in walk([value])):
         return None
     buffers = {
@@ -147,9 +148,20 @@ def _computes_elements(node: fx.Node) -> bool:
 
 def _takes(node: fx.Node, lookups: bool) -> bool:
     """Whether a node takes numbers or rows of a small table, which on CPUs must be known to be there (`lookups`)."""
+    if _reorders(node):
+        return True
     if not lookups and node.meta["val"].device.type == "cpu":
         return False
     return _looks_up(node) or picks_rows(node)
+
+
+def _reorders(node: fx.Node) -> bool:
+    """Whether a node takes elements along one dim by a small table of constants (`passes.periodic_order`)."""
+    if packet(node) != "aten.index" or not isinstance(node.args[0], fx.Node):
+        return False
+    indices = [index for index in node.args[1] if index is not None]  # type: ignore[union-attr]
+    table = indices[0] if len(indices) == 1 else None
+    return isinstance(table, fx.Node) and TABLE_SPAN in table.meta and table.meta["val"].numel() <= _TABLE
 
 
 def _looks_up(node: fx.Node) -> bool:

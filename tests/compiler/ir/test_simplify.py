@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.thorough import examples
 
 from regraft.compiler.ir.evaluator import Evaluator
-from regraft.compiler.ir.index.index import Loaded, Size, Var
+from regraft.compiler.ir.index.index import Loaded, Size, Var, add, mul
 from regraft.compiler.ir.simplify import Simplifier, simplify
 from regraft.compiler.ir.value import Const, Guarded, Load, Number, Op
 
@@ -21,6 +21,7 @@ B = Load("b", (I.index(),), BOOL)
 TENSORS = {
     "x": torch.tensor([0.0, -0.0, 1.5, -2.25, float("nan"), float("inf")]),
     "n": torch.tensor([0, -1, 5, 2**62, -(2**63), 3]),
+    "w": torch.tensor([0, -1, 2**31 - 1, -(2**31), 0x12345678, -19088744], dtype=torch.int32),
     "b": torch.tensor([True, False, True, True, False, False]),
 }
 
@@ -115,6 +116,36 @@ def test_identities(value, expected):
 def test_what_is_loaded_from_16_bits_is_rounded_already():
     assert simplify(op("round_bfloat16", X), {"x": torch.bfloat16}) is X
     assert simplify(op("round_bfloat16", X), {"x": torch.float16}) is not X
+
+
+W = Load("w", (I.index(),), I32)
+SHIFT, SHORT = (Number(mul(J.index(), 10), dtype) for dtype in (I64, I32))  # by up to 30
+SHIFTED, SHIFTED_SHORT = op("rshift", cast(W, I64), SHIFT), op("rshift", W, SHORT)
+MASKED, MASKED_SHORT = op("bitwise_and", SHIFTED, c(15, I64)), op("bitwise_and", SHIFTED_SHORT, c(15, I32))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (cast(SHIFTED, torch.int8), cast(SHIFTED_SHORT, torch.int8)),
+        (cast(SHIFTED, I32), SHIFTED_SHORT),
+        (SHIFTED, SHIFTED),
+        (cast(op("rshift", cast(W, I64), c(31, I64)), torch.int16), cast(op("rshift", W, c(31, I32)), torch.int16)),
+        (beyond := cast(op("rshift", cast(W, I64), c(32, I64)), torch.int16), beyond),
+        (before := cast(op("rshift", cast(W, I64), Number(add(J.index(), -1), I64)), I32), before),
+        (long := cast(op("rshift", N, c(3, I64)), I32), long),
+        (MASKED, cast(MASKED_SHORT, I64)),
+        (high := op("bitwise_and", SHIFTED, c(-16, I64)), high),
+        (op("sub", MASKED, c(8, I64)), cast(op("sub", MASKED_SHORT, c(8, I32)), I64)),
+        (cast(op("add", MASKED, c(1, I64)), F32), cast(op("add", MASKED_SHORT, c(1, I32)), F32)),
+        (op("sub", MASKED, cast(W, I64)), op("sub", cast(MASKED_SHORT, I64), cast(W, I64))),  # may not fit
+        (op("add", MASKED, c(2**31 - 2, I64)), op("add", cast(MASKED_SHORT, I64), c(2**31 - 2, I64))),
+    ],
+)  # fmt: skip
+def test_words_stay_of_32_bits(value, expected):
+    made = simplify(value)
+    assert made == expected
+    assert torch.equal(evaluated(made), evaluated(value))
 
 
 @pytest.mark.parametrize("name", ["remainder", "fmod"])

@@ -33,6 +33,9 @@ PROGRAMS = {
     "edges": lambda x: F.pad(x[None], (5, 7), mode="replicate") * 2,
     "shares": lambda x: F.adaptive_max_pool1d(x, 21),
     "nearest": lambda x: F.interpolate(x[None], size=97) * 2,
+    "words": lambda x: x.repeat_interleave(8, -1) * 2,
+    "periods": lambda x: x[:, torch.arange(x.shape[1]) % 8] + x,
+    "places in words": lambda x: x.repeat_interleave(8, -1) * (torch.arange(x.shape[1] * 8) % 8),
     "backwards": lambda x: x.flip(-1).repeat_interleave(2, -1) * 2,
     "skewed": lambda x: F.pad(x, (0, 1)).flatten()[: -x.shape[0]].view(x.shape[0], -1) * 2,
     "wrapped around": taken(1, 64, 37),
@@ -55,15 +58,30 @@ def test_places_that_follow_from_a_formula(name, target):
 def test_of_every_width(dtype):
     x = (torch.randn(5, 43) * 9).to(dtype)
     compiled_agrees(lambda x: x.repeat_interleave(2, -1), x)
+    compiled_agrees(lambda x: x[:, :40].repeat_interleave(8, -1), x)
+    compiled_agrees(lambda x: x[:, :4].repeat(1, 8), x)
     compiled_agrees(lambda x: x[:, (torch.arange(64) * 5) % 43], x)
 
 
+ARRANGED = {"halves", "words", "places in words"}  # alike in every vector
+
+
+@pytest.mark.skipif(HOST.vector_bytes < 32, reason="vectors of four lanes read other elements")
+@pytest.mark.parametrize("name", sorted(ARRANGED))
+def test_are_arranged_alike(name):
+    text = "".join(
+        kernel_text(k, HOST)
+        for k in schedule(lower(trace(PROGRAMS[name], torch.randn(5, 48)), strict=True).program, target=CPU).kernels
+    )
+    assert "arranged<" in text and "Near<" not in text and "gather" not in text
+
+
 FAR = {"one place", "shares", "far apart", "backwards, wrapped around"}  # one of which is read once
-APART = {"reflected", "edges", "wrapped around"}  # ranges of which are copies
+APART = {"reflected", "edges", "wrapped around", "periods"}  # ranges of which are copies
 
 
 @pytest.mark.skipif(HOST.name != "avx512", reason="vectors are chosen from with AVX-512 only")
-@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - FAR - APART))
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - FAR - APART - ARRANGED))
 def test_are_seen(name):
     text = "".join(
         kernel_text(k, HOST)

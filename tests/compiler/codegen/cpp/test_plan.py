@@ -26,7 +26,7 @@ from regraft.compiler.schedule import CPU, schedule
 R = torch.randn
 ROWS = torch.arange(64) * 7 % 64
 MEMORY = (
-    r"\b(load_tile|(?:load|store)_(?:rows|turns)|load|store|weave|strided|column|gather|near|pick|scatter|get|put"
+    r"\b(load_tile|(?:load|store)_(?:rows|turns)|load|store|weave|strided|column|gather|near|pick|arranged|scatter|get|put"
     r"|(?:lanes|plain|atomic)_[a-z]+)"
     r"(?:_if)?(?:<[\d, ]+>)?\("
 )
