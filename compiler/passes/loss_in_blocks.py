@@ -10,6 +10,8 @@
 
 A loss for each row that is averaged by hand, over a mask, say, has a factor for each row in dz_b. Maps of the logits,
 element by element (scales, soft caps, casts, biases), and their derivatives are computed for each block as well.
+Other losses (label smoothing, z-loss, log-probabilities of chosen tokens, entropies, distillation) are whatever each
+row of logits is reduced to, and are written by blocks as well: `row_region` finds them, `region_in_blocks` writes them.
 Neither the logits nor their gradient are stored as a whole. The loss is one number: as soon as a block's logits are
 known, so are its gradients, but for a common factor. They are computed at that point. Sums over blocks are in single
 precision.
@@ -28,15 +30,18 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import op_name, shape, val
+from ...rewrites.graph import is_tensor, op_name, shape, val
 from ...rewrites.moves import RESHAPES
-from ...rewrites.symbolic import hint
+from ...rewrites.purity import erase_dead
+from ...rewrites.symbolic import hint, known_equal
 from ...rewrites.walk import recompiles
 from ..autograd.joint_graph import backward_nodes, mark_recomputed
 from .linear_cross_entropy import MEAN, NONE, SUM, LinearCrossEntropy, LossGradients, find
-from .logit_maps import MapsOfBlock
+from .logit_maps import MapsOfBlock, UnmappedLogitsError
 from .recompute_softmax import ROWS
+from .region_in_blocks import RegionInBlocks
 from .registry import refuse
+from .row_region import find_region
 
 aten = torch.ops.aten
 
@@ -49,6 +54,9 @@ _MOST = 16
 _EVEN = 128
 """A block's rows are a multiple of it, but for the last one's."""
 _HALF = (torch.float16, torch.bfloat16)
+
+_LOSSES = ("aten.nll_loss_forward", "aten.logsumexp")
+_PRODUCTS = (aten.mm.default, aten.addmm.default)
 
 _library = torch.library.Library("regraft", "FRAGMENT")
 _library.define("add_product(Tensor sum, Tensor a, Tensor b) -> Tensor")
@@ -75,24 +83,68 @@ _ADD = torch.ops.regraft.add_product.default
 
 @recompiles
 def loss_in_blocks(graph_module: fx.GraphModule) -> int:
-    """Compute large linear layers and their cross entropies by blocks of rows, in place; returns their number."""
+    """Compute large linear layers and their losses by blocks of rows, in place; returns their number."""
     graph = graph_module.graph
     backward = backward_nodes(graph)
-    losses = graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default)
-    if not losses:
-        return 0
     editor = Editor(graph)
-    count = 0
-    for loss in losses:
+    count, others = 0, dict[fx.Node, str]()
+    products = [node for target in _PRODUCTS for node in graph.find_nodes(op="call_function", target=target)]
+    for loss in graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default):
         if loss in backward or not _is_large(loss):
             continue
         found = find(loss, backward)
         if isinstance(found, str):
-            refuse("loss-differs", found, loss)
-        elif found.bytes >= _LARGE and len(_blocks(found)) > 1:
+            others[loss] = found
+        elif found.bytes >= _LARGE and len(_blocks(found.rows)) > 1:
             _Writing(editor, found).write()
             count += 1
+    for product in products:
+        size = hint(val(product).numel() * val(product).element_size())
+        if product.users and product not in backward and size is not None and size >= _LARGE:
+            count += _reduce_in_blocks(editor, product, others)
+    left = {*graph.nodes} if others else ()
+    for loss, reason in others.items():
+        if loss in left:
+            refuse("loss-differs", reason, loss)
     return count
+
+
+def _reduce_in_blocks(editor: Editor, product: fx.Node, others: dict[fx.Node, str]) -> int:
+    """Compute by blocks of rows whatever each row of a product is reduced to; 0 if its rows are needed whole.
+
+    `others` are losses that stay as they are, each with the reason.
+    """
+    graph = editor.graph
+    backward = backward_nodes(graph)
+    try:
+        region = find_region(product, backward)
+        spans = _blocks(product.args[-2], region.rows)
+        if len(spans) < 2:
+            return 0
+        RegionInBlocks(editor, region, backward, spans, _ADD).write()
+    except UnmappedLogitsError as reason:
+        for loss in _losses_of(product) - backward:
+            others.setdefault(loss, str(reason))
+        return 0
+    erase_dead(graph, [node for node in region.kinds if not node.users])
+    return 1
+
+
+def _losses_of(product: fx.Node) -> set[fx.Node]:
+    """The losses of what has a product's columns, and the logarithms that they read."""
+    found, waiting = {product}, [product]
+    while waiting:
+        for user in waiting.pop().users:
+            if user not in found and (
+                op_name(user) in _LOSSES or (is_tensor(user) and _have_same_columns(user, product))
+            ):
+                found.add(user)
+                waiting.append(user)
+    return {node for node in found if op_name(node) in _LOSSES}
+
+
+def _have_same_columns(a: fx.Node, b: fx.Node) -> bool:
+    return bool(shape(a)) and known_equal(shape(a)[-1], shape(b)[-1])
 
 
 def _is_large(loss: fx.Node) -> bool:
@@ -103,12 +155,12 @@ def _is_large(loss: fx.Node) -> bool:
     return size is not None and size >= _LARGE
 
 
-def _blocks(found: LinearCrossEntropy) -> list[tuple[int, int]]:
+def _blocks(rows: Any, count: int | None = None) -> list[tuple[int, int]]:
     """The first and the last row of each block.
 
     A block has about as many rows as a row has elements, so that its logits are no larger than the weight.
     """
-    count, depth = shape(found.rows)
+    count, depth = shape(rows)[0] if count is None else count, shape(rows)[1]
     blocks = min(math.ceil(count / max(_FEWEST, depth)), _MOST)
     rows = math.ceil(count / blocks / _EVEN) * _EVEN
     return [(start, min(start + rows, count)) for start in range(0, count, rows)]
@@ -136,7 +188,7 @@ class _Writing:
             self.found.loss.prepend(node)
         with self.editor.at(self.found.loss):
             targets, factors = self._of_rows(self.found.loss.args[1], self.ignored), self._factors()
-            for start, end in _blocks(self.found):
+            for start, end in _blocks(self.found.rows):
                 self._write_block(targets, factors, start, end)
             loss = self._cut(self.call(aten.cat.default, self.losses)) if self._by_row else self._total(self.losses)
             weight = self._total(self.weights)

@@ -1,8 +1,8 @@
 """Scheduling turns a loop program into kernels and calls, in an order in which they can run.
 
-    Program -> dependences (dead code) -> unread -> parts -> inline -> order, narrow integers (GPU) -> split (long
-            reductions) -> flat -> members -> fusion (legality, profit) -> calls packed (CPU) -> tree (shared loops)
-            -> contract (scratch) -> kernels -> launches shared (GPU) -> launches planned (GPU) -> check
+    Program -> dependences (dead code) -> unread -> parts -> inline -> order, narrow integers (GPU) -> early ends
+            -> split (long reductions) -> flat -> members -> fusion (legality, profit) -> calls packed (CPU) -> tree
+            (shared loops) -> contract (scratch) -> kernels -> launches shared (GPU) -> launches planned (GPU) -> check
 
 `schedule` is the only entry point. A `Target` has all properties of the machine: nothing else distinguishes CPUs and
 GPUs. The fusion log contains the decisions and their reasons; `check_schedule` checks the result independently.
@@ -20,6 +20,7 @@ from .buffer_order import as_folds_read, in_reading_order
 from .call_packing import pack_calls
 from .check import ScheduleFault, check_schedule
 from .dependences import live
+from .early_ends import end_early
 from .empty import without_empty_work
 from .flat_access import flatten
 from .fusion import Fuser, local_buffers
@@ -71,6 +72,7 @@ def _scheduled(program: Program, fuse: bool, target: Target) -> Schedule:
         items, buffers = narrow_integers(items, buffers, program.outputs)
     if fuse:
         buffers = as_folds_read(items, buffers, program.outputs)
+        items = end_early(items, buffers, program.outputs)
     program = split_reductions(Program(buffers, items, program.outputs, program.examples), target)
     steps, log = _fused(program, fuse, target)
     log.inlined.extend(inlined)

@@ -235,15 +235,29 @@ class Fuser:
         return tree_of(group, self._target)
 
     def _held(self, one: Group, other: Group) -> int:
-        """Bytes that would stay allocated during calls because the earlier of two groups reads them with the later."""
+        """Bytes that would stay allocated during calls because the earlier of two groups comes with the later.
+
+        What follows from the earlier one comes later, too.
+        """
         first, second = sorted((one, other), key=lambda group: group.last)
         calls = [2 * key for key, step in self._steps.items() if isinstance(step, Extern)]
         calls = [place for place in calls if first.last < place < second.last]
         if not calls:
             return 0
-        read = touched(first) - written(first) - touched(second)
-        free = {n: max(map(self._place, self._users[n])) for n in read if self._buffers[n].kind == "made"}
+        late = [self._effects[key] for key in self._delayed(first, second)]
+        names = frozenset().union(*(one.reads for one in late)) - frozenset().union(*(one.writes for one in late))
+        made = {name for name in names - touched(second) if self._buffers[name].kind == "made"}
+        free = {name: max(map(self._place, self._users[name])) for name in made}
         return sum(self._weights[name] for name, place in free.items() if place < calls[-1])
+
+    def _delayed(self, first: Group, second: Group) -> set[int]:
+        """The keys of a group and of what follows from it, as far as it comes after another then."""
+        found, waiting = set[int](), [first.key]
+        while waiting:
+            key = waiting.pop()
+            found.add(key)
+            waiting += [k for k in self._after[key] - found if self._place(k) < second.last]
+        return found
 
     def _computes_long(self, member: Member) -> bool:
         """Whether computing a pointwise member takes longer than moving its operands and results."""

@@ -19,7 +19,10 @@ from regraft.rewrites.purity import storages
 NO_PASSES = {"__init__", "registry", "containment", "zeros", "conv_layout_cost", "layout_ends"} | {
     "linear_cross_entropy",
     "logit_maps",
+    "region_in_blocks",
     "row_factors",
+    "row_region",
+    "rows_of_block",
 }
 
 

@@ -233,33 +233,14 @@ def test_a_target_out_of_range_is_refused():
         torch.compile(model, backend=JointPass(loss_in_blocks))(x, target)
 
 
-def rows(z, t):
-    return F.cross_entropy(flat(z), t.view(-1), reduction="none")
-
-
-def focal(rows):
-    return (rows * (1 - (-rows).exp()) ** 2).mean()
-
-
-def two_losses(z, t):
-    return F.cross_entropy(flat(z), t.view(-1)) + 1e-4 * z.logsumexp(-1).square().mean()
-
-
 @one_row_in(2)
 @pytest.mark.parametrize(("reason", "loss"), [
     ("other readers", lambda z, t: (F.cross_entropy(flat(z), t.view(-1)), z)),
-    ("other readers", two_losses),
-    ("only known in the backward", lambda z, t: rows(z, t).square().mean()),
-    ("only known in the backward", lambda z, t: focal(rows(z, t))),
-    ("other readers than this loss: aten.sum", lambda z, t: F.cross_entropy(flat(z), t.view(-1), label_smoothing=0.1)),
     ("sizes other than known", lambda z, t: F.cross_entropy(z[..., 1:].reshape(-1, CLASSES - 1), t.view(-1) - 1)),
     ("aten.cumsum gives the logits", lambda z, t: F.cross_entropy(flat(z.cumsum(-1)), t.view(-1))),
-    ("aten.amax gives the logits", lambda z, t: F.cross_entropy(flat(z - z.amax(-1, keepdim=True)), t.view(-1))),
     ("other readers", lambda z, t: F.cross_entropy(flat(z - z.mean()), t.view(-1))),
     ("aten.flip gives the logits", lambda z, t: F.cross_entropy(flat(z + z.flip(0)), t.view(-1))),
     ("2 products", lambda z, t: F.cross_entropy(flat(z) + flat(z)[:, :8] @ torch.ones(8, CLASSES), t.view(-1))),
-    ("arange gives", lambda z, t: F.cross_entropy(flat(z * torch.arange(20.0)[:, None]), t.view(-1))),
-    ("", lambda z, t: F.cross_entropy(flat(z), flat(torch.ones_like(z) / CLASSES))),
     ("computed again", lambda z, t: checkpoint(lambda z: LOSSES["flat"](z * 1, t), z, use_reentrant=False)),
 ])  # fmt: skip
 def test_what_stays_as_it_is(reason, loss):
@@ -272,7 +253,7 @@ def test_what_stays_as_it_is(reason, loss):
         ours = results(model, lambda *args: first(compiled(*args)), x, target)
     theirs = results(model, lambda *args: first(model(*args)), x, target)
     assert found.count == 0
-    assert [reason in one.message for one in told] == ([True] if reason else []), told
+    assert [reason in one.message for one in told] == [True], told
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
