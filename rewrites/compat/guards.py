@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -191,7 +192,58 @@ def _read_in(kind: type, codes: frozenset[CodeType]) -> Iterator[str]:
 
 
 def _same(attributes: Sequence[tuple[Any, str]]) -> Callable[[Any], bool]:
-    """A check that these are the same attributes of classes and functions; it keeps none of these alive."""
+    """A check that these are the same attributes of classes and functions; it keeps none of these alive.
+
+    It runs in every call. Where each object is at the address of before, nothing has changed; where one is elsewhere,
+    values are compared, as those are that are made anew each time, such as methods of classes.
+    """
+    again = [(owner, name) for owner, name in attributes if getattr(owner, name) is not getattr(owner, name)]
+    places, equal, made_again = _Places([pair for pair in attributes if pair not in again]), _equal(attributes), None
+    if again:
+        made_again = _equal(again)
+
+    def holds(given: Any) -> bool:
+        if places.are_same():
+            return made_again is None or made_again(given)
+        return equal(given)
+
+    return holds
+
+
+class _Places:
+    """Where attributes of some classes and functions are.
+
+    An address is that of the same object as long as this lives: what is held weakly is told of.
+    """
+
+    def __init__(self, attributes: Sequence[tuple[Any, str]]) -> None:
+        names: dict[int, list[str]] = {}
+        for owner, name in attributes:
+            names.setdefault(id(owner), []).append(name)
+        owners = {id(owner): owner for owner, _ in attributes}
+        self._gone: list[Any] = []
+        self._owners = [weakref.ref(owner, self._gone.append) for owner in owners.values()]
+        self._read = [operator.attrgetter(*names[key], names[key][0]) for key in owners]  # of one name, a tuple too
+        values = list(self._now())
+        self._places = list(map(id, values))
+        self._values = [
+            weakref.ref(value, self._gone.append) if isinstance(value, (FunctionType, type)) else value
+            for value in values
+        ]
+
+    def _now(self) -> Iterator[Any]:
+        return chain.from_iterable(map(operator.call, self._read, map(operator.call, self._owners)))
+
+    def are_same(self) -> bool:
+        """Whether each is where it was."""
+        try:
+            return not self._gone and list(map(id, self._now())) == self._places
+        except AttributeError:
+            return False
+
+
+def _equal(attributes: Sequence[tuple[Any, str]]) -> Callable[[Any], bool]:
+    """A check that attributes are equal to what they are now, and of the same types."""
     owners, names = [weakref.ref(owner) for owner, _ in attributes], [name for _, name in attributes]
     values = [getattr(owner, name) for owner, name in attributes]
     known, kinds = [_seen(value) for value in values], list(map(type, values))

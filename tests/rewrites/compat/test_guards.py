@@ -1,12 +1,15 @@
 """Code, hooks, variables and modes that change between calls, of which Dynamo by itself guards nothing."""
 
 import contextlib
+import gc
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 import regraft
+from regraft.rewrites.compat import guards
 
 
 class Scaled(nn.Module):
@@ -131,3 +134,55 @@ def test_a_trace_of_another_thread_compiles_nothing_anew(monkeypatch):
         monkeypatch.setattr(nn.Module, "__call__", wrappers[-1])
         assert torch.equal(compiled(x), expected)
     assert wrappers[-1] is not wrappers[0] and len(found.graphs) == 1
+
+
+def test_values_are_only_compared_where_one_is_elsewhere(monkeypatch):
+    """In every other call, addresses are: it takes a quarter of the time, which each graph of a model takes."""
+    compared, equal = [], guards._equal
+
+    def counted(attributes):
+        check = equal(attributes)
+        return lambda given: compared.append(len(attributes)) or check(given)
+
+    monkeypatch.setattr(guards, "_equal", counted)
+
+    class Kind:
+        scale = 1.5
+
+        def method(self):
+            return self
+
+    attributes = [(Kind, "scale"), (Kind, "method"), (torch.Tensor, "sin"), (shifted, "__defaults__"), (Wider, "shift")]
+    holds = guards._same(attributes)
+    assert holds(None) and compared == [1]  # a method of a class is made anew each time
+    holds, known = guards._same(attributes[:-1]), Kind.method
+    assert holds(None) and compared == [1]
+    Kind.scale = float("1.5")
+    assert holds(None) and compared == [1, 4]
+    Kind.method = lambda self: self
+    assert not holds(None)
+    Kind.method = known
+    Kind.scale = 2.5
+    assert not holds(None)
+    Kind.scale = 1.5
+    assert holds(None)
+    del Kind.method
+    assert not holds(None)
+
+
+@pytest.mark.parametrize("of", ["class", "function"])
+def test_what_is_gone_has_changed(of):
+    """Another object may be at its address."""
+
+    class Kind:
+        def method(self):
+            return self
+
+    holds = guards._same([(Kind, "method")])
+    place = weakref.ref(Kind) if of == "class" else weakref.ref(Kind.method)
+    if of == "class":
+        del Kind
+    else:
+        Kind.method = lambda self: self
+    gc.collect()
+    assert place() is None and not holds(None)
