@@ -37,8 +37,12 @@ def pass_gradient(node: fx.Node) -> None:
 
 
 def mark_gradients(graph: fx.Graph, inputs: Sequence[bool]) -> None:
-    """Note on every node whether gradients flow through it; `inputs` says it of the placeholders, in order."""
+    """Note on every node whether gradients flow through it; `inputs` says it of the placeholders, in order.
+
+    A write passes them on to what it writes to, and to all views of that: ``z[0] = x`` to `z`.
+    """
     given = iter(inputs)
+    writes, views = any(map(written, graph.nodes)), dict[fx.Node, list[fx.Node]]()
     enabled = True
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -49,8 +53,27 @@ def mark_gradients(graph: fx.Graph, inputs: Sequence[bool]) -> None:
             enabled = bool(node.args[0])
         elif enabled:
             pass_gradient(node)
+            if writes:
+                _pass_gradient_by_writes(node, views)
         elif written(node):  # what autograd does not see leaves a tensor the history that it has
             node.meta["wants_gradient"] = any(map(wants_gradient, written(node)))
+
+
+def _pass_gradient_by_writes(node: fx.Node, views: dict[fx.Node, list[fx.Node]]) -> None:
+    """Mark what a call writes gradients to, with its views: `views` has those of each tensor so far, detached ones not.
+
+    Views are added to the list of the tensor that they are views of, which they share.
+    """
+    if node.op == "call_function" and op_name(node) != "aten.detach" and (memory := storages(node)):
+        for source in node.all_input_nodes:
+            if memory & storages(source):
+                shared = views.setdefault(source, [source])
+                views.setdefault(node, shared)
+                shared.append(node)
+    if any(map(wants_gradient, node.all_input_nodes)):
+        for target in written(node):
+            for view in views.get(target, [target]):
+                view.meta["wants_gradient"] = any(t.is_floating_point() or t.is_complex() for t in tensors_of(view))
 
 
 def unseen(graph: fx.Graph) -> set[fx.Node]:

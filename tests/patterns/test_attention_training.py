@@ -280,3 +280,36 @@ def test_checkpoint() -> None:
     run, coverage = compiled(function)
     with coverage:
         assert_agrees(function, run, trained(qkv()))
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    z = torch.zeros(B, H, T, D, dtype=x.dtype)
+    z[:, :, :S] = x
+    return z
+
+
+def _padded_before(x: torch.Tensor) -> torch.Tensor:
+    z = torch.zeros(B, H, T, D, dtype=x.dtype)
+    view = z.view(B * H, T, D).view(z.shape)
+    z.narrow(2, 0, S).add_(x)
+    return view
+
+
+def _padded_by_lists(x: torch.Tensor) -> torch.Tensor:
+    z = torch.zeros(B, H, T, D, dtype=x.dtype)
+    torch._foreach_add_([z[:, :, :S]], [x])
+    return z
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("padded", [_padded, _padded_before, _padded_by_lists])
+def test_no_gradient_of_what_is_detached_from_a_written_tensor(padded: Any, dynamic: bool) -> None:
+    """Gradients enter a tensor of zeros by a write to a part of it: only the keys have one, not what is detached."""
+
+    def function(x):
+        z = padded(x)
+        return attend(z.detach() @ z.mT * SCALE, z.detach())
+
+    found = rewritten(function, given := trained(qkv()[:1]), dynamic=dynamic)
+    assert found.count() == 1
+    assert_agrees(function, found.run, given)

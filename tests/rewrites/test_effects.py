@@ -57,6 +57,20 @@ def test_gradients_flow():
     assert [wants_gradient(n) for n in outputs] == [False, True, False, False, False, True]
 
 
+def test_gradients_flow_by_writes_to_what_is_written_and_its_views():
+    def function(a, b):
+        z, y = torch.zeros(3, 4), torch.zeros(3, 4)
+        top, apart, bottom = z[0], z.detach(), z.view(-1)[4:]
+        top.copy_(a[0])
+        y[0] = b[0]
+        return z, top, bottom, torch.exp(z[1]), apart, y, torch.exp(y), torch.exp(b.add_(a))
+
+    module = capture(function, X, X)
+    mark_gradients(module.graph, [True, False])
+    (outputs,) = module.graph.output_node().args
+    assert [wants_gradient(n) for n in outputs] == [True, True, True, True, False, False, False, True]
+
+
 def test_a_switch_of_streams_separates_regions():
     module = capture(lambda a: torch.relu(torch.exp(a)), X)
     exp, relu = calls(module)
