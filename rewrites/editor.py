@@ -7,7 +7,7 @@ is a bug.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
@@ -22,7 +22,7 @@ from .graph import nodes_in, op_name, val
 from .memo import Memo
 from .purity import erase_dead, is_pure
 from .sizes import SizeTable
-from .symbolic import same_shape
+from .symbolic import known_equal, same_shape
 
 PROVENANCE = ("stack_trace", "nn_module_stack", "region", "backends", "span", "regraft_rule", "recompute")
 
@@ -161,7 +161,7 @@ def infer(node: fx.Node) -> Any:
         turns = torch.Tag.inplace_view in getattr(node.target, "tags", ())
         if turns and node.target is not torch.ops.aten.detach_.default:  # the operand's metadata stays as it is
             args = (torch.ops.aten.alias.default(args[0]), *args[1:])
-        known = _batched_product(*args) if node.target is torch.ops.aten.matmul.default else None
+        known = _WITHOUT_GUARDS[node.target](*args) if node.target in _WITHOUT_GUARDS else None
         return node.target(*args, **kwargs) if known is None else known
 
 
@@ -180,6 +180,34 @@ def _batched_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
     if not same_shape(a.shape[:-2], b.shape[:-2]) or not same_shape(a.shape[-1:], b.shape[-2:-1]):
         return None
     return a.new_empty((*a.shape[:-1], b.shape[-1]))
+
+
+def _with_dims_of_one(x: torch.Tensor, sizes: Sequence[Any]) -> torch.Tensor | None:
+    """What a reshape that only inserts dims of size 1 gives: a view, whatever the strides; None of other reshapes.
+
+    torch's metadata asks first whether dims lie side by side, which is not known of symbolic strides.
+    """
+    if x.layout != torch.strided or 0 in x.shape:
+        return None
+    at, inserted = 0, []
+    for dim, size in enumerate(sizes):
+        if at < x.dim() and known_equal(size, x.shape[at]):
+            at += 1
+        elif type(size) is int and size == 1:
+            inserted.append(dim)
+        else:
+            return None
+    if at < x.dim() or (x.dim() and len(sizes) - 1 in inserted and not known_equal(x.stride(-1), 1)):
+        return None
+    for dim in inserted:
+        x = x.unsqueeze(dim)
+    return x
+
+
+_WITHOUT_GUARDS: dict[Any, Callable[..., torch.Tensor | None]] = {
+    torch.ops.aten.matmul.default: _batched_product,
+    torch.ops.aten.reshape.default: _with_dims_of_one,
+}
 
 
 def _fake_mode(node: fx.Node) -> AbstractContextManager[Any]:

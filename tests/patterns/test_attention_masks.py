@@ -375,3 +375,24 @@ def test_mask_of_size_d_is_not_confused() -> None:
     found = rewritten(function, inputs)
     assert found.count() == 1
     assert_agrees(function, found.run, inputs)
+
+
+PARTS = {
+    "compared with 0": lambda s, m: s.masked_fill((m == 0)[:, None, None], -INF),
+    "unsqueezed twice": lambda s, m: s.masked_fill(m.eq(0).unsqueeze(1).unsqueeze(2), LOWEST),
+    "viewed and expanded": lambda s, m: s.masked_fill((m.long() == 0).view(-1, 1, 1, s.shape[-1]).expand_as(s), -1e9),
+    "inverted": lambda s, m: s.masked_fill(~m[:, None, None], -INF),
+    "complement": lambda s, m: s + (1 - m[:, None, None].float()) * -1e9,
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_part_of_a_longer_mask(name: str) -> None:
+    """A mask whose strides do not follow from its symbolic sizes gets dims of size 1 without a guard."""
+
+    def function(q, k, v, m):
+        return attend(PARTS[name](q @ k.mT * SCALE, m), v)
+
+    found = rewritten(function, given := [*qkv(), keeps(B, T + 3)[:, :T]], dynamic=True)
+    assert found.count() == 1, found.record.near_misses
+    assert_agrees(function, found.run, given)
