@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 
-from ...ir.value import Value
+from ...ir.value import Op, Value
 from ..arithmetic import minus, negated, op, over, plus, times, where
 from ..core import Lowering, Tensor, Unlowered, cast, const, lowers
 from ..scalars import literal
 from .copies import copied
-from .elementwise import at_least, elementwise, promoted, rounded
+from .elementwise import at_least, broadcast, element, elementwise, promoted, rounded
+
+_FARTHEST = 400  # a power of two by which any float32 becomes 0 or infinite, and that float64 holds
+_BIAS, _DIGITS = 1023, 52  # of the exponents of float64
 
 
 @lowers("aten.frac")
@@ -113,10 +116,26 @@ def _angle(low: Lowering, x: Tensor) -> Tensor:
 def _ldexp(low: Lowering, x: Any, exponent: Any) -> Tensor:
     """``x * 2 ** exponent``, the power rounded to the exponent's own floating dtype first, as eager.
 
-    Of floats by integers, newer versions of torch make no power, which may be infinite where the result is not.
+    Of floats by integers torch makes no power, which may be infinite where the result is not.
     """
     dtype = promoted([exponent])
     if promoted([x]).is_floating_point and not (dtype.is_floating_point or dtype.is_complex):
-        raise Unlowered("arguments", "powers of two by integers, which eager may not make in float32")
+        return _scaled(low, x, exponent)
     power = elementwise(low, [exponent], lambda e: rounded(op("pow", 2.0, e), dtype), "int_to_float")
     return elementwise(low, [x, power], times, opmath=True)
+
+
+def _scaled(low: Lowering, x: Any, exponent: Any) -> Tensor:
+    """``x`` with an integer added to its exponent, rounded once: the product in float64 is exact."""
+    dtype = promoted([x])
+    if dtype == torch.float64 or not isinstance(x, Tensor) or not isinstance(exponent, Tensor):
+        raise Unlowered("arguments", "float64 times powers of two that float64 may not hold")
+
+    def compute(indices: tuple[Any, ...]) -> Value:
+        places = cast(element(exponent, indices), torch.int32)  # more bits wrap around, as in C
+        places = op("minimum", op("maximum", places, -_FARTHEST), _FARTHEST)
+        bits = op("lshift", cast(op("add", places, _BIAS), torch.int64), _DIGITS)
+        wide = cast(cast(element(x, indices), torch.float32), torch.float64)
+        return cast(op("mul", wide, Op("bitcast", (bits,), torch.float64)), torch.float32)
+
+    return low.pointwise(compute, broadcast([x.sizes, exponent.sizes]), dtype)

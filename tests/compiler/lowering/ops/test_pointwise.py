@@ -227,6 +227,20 @@ def test_powers_of_two_beyond_float32(dtype):
         torch.testing.assert_close(compiled(x, given), torch.ldexp(x, given) + 0, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_powers_of_two_by_integers(dtype):
+    """Rounded once, subnormal numbers too; integers of 64 bits wrap around, as eager's do."""
+    numbers = [1.5, -3.0, 0.0, -0.0, math.inf, -math.inf, math.nan, 2.0**-126 * 1.337, 2.0**-140, 1.999, 6e4, 2.0**-14]
+    exponents = [0, 1, -1, 14, -24, -120, -127, -140, -149, -160, 127, 128, 130, 250, 277, -277, 2**31 - 1, -(2**31)]
+    x = torch.tensor(numbers).to(dtype)[:, None].repeat(1, len(exponents))
+    n = torch.tensor(exponents)
+    agree(lambda x, n: torch.ldexp(x, n), x, n, exact=True)
+    agree(lambda x, n: torch.ldexp(x[:, :3], n), x, torch.tensor([2**31, 2**32 + 1, -(2**40) - 3]), exact=True)
+    agree(lambda x, n: torch.ldexp(x, n.to(torch.int16)), x, n.clamp(-300, 300), exact=True)
+    agree(lambda x, n: torch.ldexp(x, n.to(torch.uint8)), x, n.clamp(0, 255), exact=True)
+    compiled_agrees(lambda x, n: torch.ldexp(x, n), x, n)
+
+
 @pytest.mark.parametrize("into", [*FLOATS, *INTEGERS, torch.bool], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool], ids=str)
 def test_casts(dtype, into):
