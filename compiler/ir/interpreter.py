@@ -8,12 +8,14 @@ makes starts as NaN (or an odd integer), so that reading what was never written 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from . import folds
+from .accesses import accesses
 from .evaluator import Evaluator, flat
 from .index.index import TOKEN, Index, Size, Var, atoms, evaluate, terms
 from .kernel import Assign, Fold, Kernel, Loop, Statement, Update
@@ -193,6 +195,7 @@ class _Nest:
         self._grid = tuple(_at_sizes(var.extent, sizes) for var in self._axes)
         self._outer = self._grid[: len(item.loops)]
         self._results: dict[tuple[str, int], torch.Tensor] = {}
+        self._owners: dict[int, list[Buffer]] = {}
 
     def run(self) -> None:
         if 0 in self._outer:
@@ -226,6 +229,11 @@ class _Nest:
         return Evaluator(self._tensors, variables, self._sizes, self._results)
 
 
+def _uses(body: tuple[Statement, ...]) -> Counter[str]:
+    """How often statements access each buffer."""
+    return Counter(access.buffer for access in accesses(body))
+
+
 class _Tree:
     """A kernel, one iteration after the other."""
 
@@ -235,13 +243,14 @@ class _Tree:
         self._kernel, self._tensors, self._sizes, self._shuffle = kernel, dict(tensors), sizes, shuffle
         self._variables: dict[Var, int] = {}
         self._results: dict[tuple[str, int], torch.Tensor] = {}
+        self._owners: dict[int, list[Buffer]] = {}
 
     def run(self) -> None:
-        self._new_scratch()
+        self._new(self._kernel.scratch)
         self._block(self._kernel.body)
 
-    def _new_scratch(self) -> None:
-        self._tensors.update({buffer.name: allocate(buffer, self._sizes) for buffer in self._kernel.scratch})
+    def _new(self, scratch: Iterable[Buffer]) -> None:
+        self._tensors.update({buffer.name: allocate(buffer, self._sizes) for buffer in scratch})
 
     def _block(self, body: tuple[Statement, ...]) -> None:
         for statement in body:
@@ -261,14 +270,23 @@ class _Tree:
             self._shuffle.shuffle(iterations)
         for iteration in iterations:
             self._variables[loop.var] = iteration
-            if loop.parallel and self._owns_scratch(loop):
-                self._new_scratch()
+            if loop.parallel:
+                self._new(self._owned(loop))
             self._block(loop.body)
         self._variables.pop(loop.var, None)
 
-    def _owns_scratch(self, loop: Loop) -> bool:
-        """Whether scratch is new in each iteration: the innermost of nested parallel loops owns it."""
-        return not any(isinstance(inner, Loop) and inner.parallel for inner in loop.body)
+    def _owned(self, loop: Loop) -> list[Buffer]:
+        """The scratch that is new in each iteration of a parallel loop: of what is in none of those inside it alone."""
+        found = self._owners.get(id(loop))
+        if found is None:
+            whole, here = _uses(self._kernel.body), _uses(loop.body)
+            inner = [_uses(s.body) for s in loop.body if isinstance(s, Loop) and s.parallel]
+            found = self._owners[id(loop)] = [
+                b
+                for b in self._kernel.scratch
+                if here[b.name] == whole[b.name] and not any(uses[b.name] == whole[b.name] for uses in inner)
+            ]
+        return found
 
     def _fold(self, fold: Fold) -> None:
         for reduction in fold.reductions:

@@ -20,6 +20,7 @@ from ..flatten import flatten
 from .compared_places import compare_places
 from .components import unroll_components
 from .cost import GRAIN, work_of
+from .functions_apart import functions_apart
 from .joined_loops import join_loops
 from .layout import KernelLayout
 from .moves import move_bits
@@ -43,7 +44,11 @@ def kernel_text(kernel: Kernel, target: InstructionSet) -> str:
 def planned(kernel: Kernel, target: InstructionSet) -> Kernel:
     """The kernel with loops and values as they are written, their lanes, and how threads share its statements."""
     kernel = prepared(kernel, target)
-    body = LoopPlan(kernel, target, Dependence()).planned(kernel.body)
+    plan = LoopPlan(kernel, target, Dependence())
+    apart = functions_apart(kernel, plan, target.vector_bytes // 4)
+    if apart is not kernel:
+        kernel, plan = apart, LoopPlan(apart, target, Dependence())
+    body = plan.planned(kernel.body)
     return replace(kernel, body=body, threads=tuple(map(threads_of, body)))
 
 
