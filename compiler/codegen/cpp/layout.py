@@ -44,7 +44,7 @@ class KernelLayout:
 
     def bytes_text(self, buffer: Buffer) -> str:
         """The number of bytes of a scratch buffer."""
-        return f"{buffer.dtype.itemsize * self._spread(buffer.name)} * {self.size_text(_span(buffer))}"
+        return f"{buffer.dtype.itemsize * self._spread(buffer.name)} * {self.size_text(span_of(buffer))}"
 
     def _spread(self, scratch: str) -> int:
         """The factor by which a scratch buffer is expanded: the number of lanes, or 1."""
@@ -55,7 +55,7 @@ class KernelLayout:
         """The names in a region, and the lines that declare them."""
         buffers = [*(p.buffer for p in self.kernel.params), *self.kernel.scratch]
         tables = frozenset(b.name for b in buffers if b.kind == "constant")
-        spans = {b.name: span for b in buffers if self._is_known(span := _span(b))}
+        spans = {b.name: span for b in buffers if self._is_known(span := span_of(b))}
         names = CppNames(dict(self.pointers), dict(self.sizes), spans, tables)
         lines = [*self._pointers(body), *self._scratch(body)]
         lines += [f"const i64 {name} = call->sizes[{k}];" for k, name in enumerate(self.sizes.values())]
@@ -87,7 +87,7 @@ class KernelLayout:
             users = self._users[buffer.name]
             if len(users) != 1 or not any(users[0] is s for s in body):
                 continue
-            kind, name, span = memory_type(buffer.dtype), self.pointers[buffer.name], _span(buffer)
+            kind, name, span = memory_type(buffer.dtype), self.pointers[buffer.name], span_of(buffer)
             elements = mul(span, self._spread(buffer.name))
             if isinstance(elements, int) and elements * buffer.dtype.itemsize <= room:
                 room -= elements * buffer.dtype.itemsize
@@ -113,7 +113,7 @@ def _top_results(kernel: Kernel) -> list[tuple[str, int]]:
     ]
 
 
-def _span(buffer: Buffer) -> Any:
+def span_of(buffer: Buffer) -> Any:
     """The number of elements from the first to the last."""
     total: Any = 1
     for size, stride in zip(buffer.sizes, buffer.strides, strict=True):

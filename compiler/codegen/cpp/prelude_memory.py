@@ -231,6 +231,24 @@ template <int N, class T> INLINE auto pick(Near<N> n, const T* p, i64 left) {
 #endif
   return gather<N>(p, n.at);
 }
+// Numbers of a table of SPAN, at any places in it: the table is read as a whole.
+template <int SPAN, int N, class T> INLINE auto looked_up(const T* p, V<i32, N> at) {
+#if defined(MASKS) && !defined(__clang__)
+  typedef V<Raw<T>, N> X;
+  if constexpr (sizeof(Raw<T>) > 1 && sizeof(X) <= 64) {
+    const Raw<T>* q = (const Raw<T>*)p;
+    X low, high = {};
+    if constexpr (SPAN >= N) __builtin_memcpy(&low, q, sizeof low);
+    else low = Masked<Raw<T>, N>::load(first<N>(SPAN), q);
+    if constexpr (SPAN <= N)
+      return Codec<T>::template up_lanes<N>(__builtin_shuffle(low, convert<Bits<X>>(at)));
+    if constexpr (SPAN >= 2 * N) __builtin_memcpy(&high, q + N, sizeof high);
+    else high = Masked<Raw<T>, N>::load(first<N>(SPAN - N), q + N);
+    return Codec<T>::template up_lanes<N>(__builtin_shuffle(low, high, convert<Bits<X>>(at)));
+  }
+#endif
+  return gather<N>(p, at);
+}
 #if defined(__AVX2__) && !defined(__clang__)
 // Column COLUMN of a table of STEP columns, of whole vectors of the table. The first SPAN columns are in the buffer in
 // its last row: no vector ends after these. Columns that are read together have the same vectors.

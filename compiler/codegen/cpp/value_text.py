@@ -211,10 +211,11 @@ class CppValues:
         found = self.writer.find(key)
         if found is not None:
             return found
-        raw = self.get(atom.value, copy)
+        value = _unwidened(atom.value) if in_range(atom) and not wraps(atom) else atom.value
+        raw = self.get(value, copy)
         self.prepare(atom.size, copy)
         size = self.at(atom.size, copy)
-        narrow = atom.value.dtype == torch.int32 and in_range(atom) and not wraps(atom)
+        narrow = value.dtype == torch.int32 and in_range(atom) and not wraps(atom)
         kind = f"V<{'i32' if narrow else 'i64'}, {self.vectors.lanes}>" if varies and self.vectors else "i64"
         raw = self.writer.define(kind, f"convert<{kind}>({raw})" if varies else f"(i64){raw}")
         at = self.writer.define(kind, f"wrapped({raw}, {size})", key) if wraps(atom) else self.writer.name(key, raw)
@@ -344,6 +345,8 @@ class CppValues:
         assert self.vectors is not None
         lanes, pointer, span = self.vectors.lanes, self.names.buffers[buffer], self.names.spans.get(buffer)
         own = self._own(offset)
+        if isinstance(span, int) and 1 < span <= 2 * lanes and own == offset and _is_loaded(own) and fits_short(own):
+            return f"looked_up<{span}, {lanes}>({pointer}, {self.short_offsets(own, copy)})"
         near = span is not None and fits_short(own) and self._is_regular(own) and self._is_near(own)
         if buffer in self.vectors.expanded or not near:
             return f"gather{suffix}<{lanes}>({mask}{pointer}, {self.offsets(offset, copy, buffer)})"
@@ -437,6 +440,19 @@ class CppValues:
             with self.writer.block(f"if (any({mask}))"), self.masked(mask):
                 self.writer.line(f"{made} = sel({mask}, {self.vector(part, copy)}, {made});")
         return made
+
+
+def _is_loaded(number: Any) -> bool:
+    """Whether an index is a place that data say, and nothing else."""
+    return isinstance(number, Index) and any(isinstance(a, Loaded) and a.index() == number for a in atoms(number))
+
+
+def _unwidened(value: Value) -> Value:
+    """An index that fits in 32 bits, in these."""
+    source = value.args[0] if isinstance(value, Op) and value.name == "cast" else value
+    if value.dtype != torch.int64 or source.dtype not in (torch.uint8, torch.int8, torch.int16, torch.int32):
+        return value
+    return source if source.dtype == torch.int32 else Op("cast", (source,), torch.int32)
 
 
 def may_fail(value: Value) -> bool:

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...codegen.cpp.dtypes import memory_type
+from ...codegen.cpp.layout import span_of
 from ...codegen.cpp.value_text import CppNames, CppValues
 from ...codegen.source_writer import Writer
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var
 from ...ir.program import Buffer
+
+_TABLE = 32  # entries of a table that two vectors hold
 
 
 class CppText:
@@ -24,7 +27,8 @@ class CppText:
     def __init__(self, buffers: Sequence[Buffer], variables: Mapping[Var, str]) -> None:
         self._buffers = buffers
         self._pointers = {buffer.name: f"p{number}" for number, buffer in enumerate(buffers)}
-        names = CppNames(dict(self._pointers), {})
+        spans = {buffer.name: many for buffer in buffers if isinstance(many := span_of(buffer), int) and many <= _TABLE}
+        names = CppNames(dict(self._pointers), {}, spans)
         names.variables = dict(variables)
         self._w = Writer()
         self._values = CppValues(self._w, names, Dependence())

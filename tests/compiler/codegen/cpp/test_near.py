@@ -63,6 +63,30 @@ def test_of_every_width(dtype):
     compiled_agrees(lambda x: x[:, (torch.arange(64) * 5) % 43], x)
 
 
+@one_row_in(3)
+@pytest.mark.parametrize("entries", [2, 5, 8, 16, 17, 31, 32, 33])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8], ids=str)
+@one_unit()
+def test_numbers_of_small_tables(dtype, entries):
+    """Tables that two vectors hold are read as a whole, and nothing behind them; places are checked, or known."""
+    table, generator = (torch.randn(entries) * 9).to(dtype), torch.Generator().manual_seed(0)
+    bits, places = (
+        torch.randint(256, (3, 37), generator=generator),
+        torch.randint(entries, (3, 37), generator=generator),
+    )
+    most = (1 << entries.bit_length() - 1) - 1
+    compiled_agrees(lambda t, b: t[(b & most).long()], table, bits.to(torch.uint8))
+    compiled_agrees(lambda t, i: t[i], table, places.where(places % 2 == 0, places - entries))
+    compiled_agrees(lambda t, i: t[i], table, places.int())
+
+
+def test_small_tables_are_read_as_a_whole():
+    given = torch.randn(16), torch.randint(16, (3, 48), dtype=torch.uint8)
+    program = lower(trace(lambda t, b: t[(b & 15).long()], *given), strict=True).program
+    text = "".join(kernel_text(k, cpp.target("avx512")) for k in schedule(program, target=CPU).kernels)
+    assert "looked_up<16, 16>" in text and "i64, 16>" not in text
+
+
 ARRANGED = {"halves", "words", "places in words"}  # alike in every vector
 
 
