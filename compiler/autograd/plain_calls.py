@@ -41,6 +41,7 @@ class PlainCall:
 
     def __init__(self, program: fx.GraphModule, inputs: Sequence[Any]) -> None:
         self._inputs: Sequence[Any] = inputs
+        self._subclasses = any(map(is_made_of_tensors, [*inputs, *_results_of(program)]))
         self._count = len(inputs)
         self._held = any(True for kind in (program.parameters(), program.buffers()) for _ in kind)
         self._call: Callable[..., Any] | None = None
@@ -86,17 +87,26 @@ class PlainCall:
     def _may_call(self, graph: fx.Graph, plainly: bool) -> bool:
         """Whether AOTAutograd does no more than call a graph.
 
-        What operators of users give it looks at when they run first: programs with any are its own.
+        It also takes tensors of subclasses apart and puts results together, of which its record of the graph says
+        nothing: that is of the parts. What operators of users give it looks at when they run first: programs with any
+        are its own.
         """
         if self._held or not plainly or len(graph.find_nodes(op="placeholder")) != self._count:
             return False
-        if not _ships_with_torch(graph) or any(map(is_made_of_tensors, self._inputs)):
+        if not _ships_with_torch(graph) or self._subclasses:
             return False
         return not (writes_inputs() and share_memory(self._inputs))  # it makes one tensor of these
 
     def _plainly(self, call: _Boxed) -> Callable[..., Any]:
         plain, places = called_plainly(call, versions_written()), returned_inputs()
         return WithInputs(plain, places) if places else plain
+
+
+def _results_of(program: fx.GraphModule) -> list[Any]:
+    """The metadata of what a program returns."""
+    return [
+        node.meta.get("val", node.meta.get("example_value")) for node in program.graph.output_node().all_input_nodes
+    ]
 
 
 def _ships_with_torch(graph: fx.Graph) -> bool:

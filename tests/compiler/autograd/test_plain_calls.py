@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import regraft  # noqa: F401 - the backend
 from regraft.compiler.autograd.plain_calls import PlainCall, called_plainly
@@ -118,6 +119,33 @@ def test_inputs_in_one_memory_that_are_written(plainly):
 def writes_first(x, y):
     y.mul_(2)
     return x.sum() + y.sum()
+
+
+def made_nested(x, y):
+    return torch.nested.nested_tensor_from_jagged(x * 2, torch.tensor([0, 1, 3]))
+
+
+def made_nested_beside(x, y):
+    nested = torch.nested.nested_tensor_from_jagged(x + y, torch.tensor([0, 2, 3]))
+    return nested.values() * 2, nested
+
+
+def made_of_two(x, y):
+    return TwoTensor(x + 1, y * 2) * 3
+
+
+@pytest.mark.parametrize("function", [made_nested, made_nested_beside, made_of_two])
+def test_results_of_subclasses_that_a_program_makes_itself(plainly, function):
+    """AOTAutograd puts them together: its record of the graph is that of their parts, all plain tensors."""
+    compiled = torch.compile(function, backend="regraft", dynamic=False)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        given = torch.randn(3, 3), torch.randn(3, 3)
+        found, expected = ([r] if isinstance(r, torch.Tensor) else r for r in (compiled(*given), function(*given)))
+        for a, b in zip(found, expected, strict=True):
+            assert type(a) is type(b)
+            torch.testing.assert_close(*([t.values() if t.is_nested else t + 0 for t in (a, b)]))
+    assert plainly == [False]
 
 
 def test_sizes_that_change_stay_marked_for_the_next_graph(plainly):
