@@ -3,6 +3,7 @@
     cast(cast(b, int64), float32)           ->  cast(b, float32)     b bool: nothing was lost in between
     x * 1.0,  x - 0.0,  x + -0.0            ->  x                    but not x + 0.0, which turns -0.0 into 0.0
     x / 8.0                                 ->  x * 0.125            the same number, rounded once
+    pow(2.0, float32(n))                    ->  bits_as(n + 127 << 23)    n whole and known to be from -126 to 127
     x % 8.0                                 ->  x - floor(x * 0.125) * 8.0, with the signs of its zeros
     where(True, x, y)                       ->  x
     (i < 8) where i is below 8              ->  True                 decided by ranges, also of x % 8 and clamp(x, 0, 7)
@@ -33,6 +34,7 @@ from .ops import OPS, ORDERS
 from .value import Const, Guarded, Load, Number, Op, Rewriter, Value
 
 ROUNDINGS = {"round_bfloat16": torch.bfloat16, "round_float16": torch.float16}
+_BIAS, _DIGITS = 127, 23  # of the exponents of float32
 _EXPONENTS = 120  # of powers of two whose reciprocals are normal numbers of all dtypes that are computed with
 
 
@@ -119,6 +121,8 @@ def _operation(value: Op) -> Value:
         known = _of_indices(value) or _of_ranges(value) or narrower(value)
         if known is not None:
             return known
+    if value.name == "pow":
+        return _power_of_two(value) or _binary(value)
     if len(value.args) == 2:
         return _binary(value)
     inner = value.args[0]
@@ -255,6 +259,22 @@ def _rest(value: Op) -> Value:
     if value.name == "remainder":
         rest = made("where", made("lt", rest, zero, dtype=torch.bool), made("add", rest, right), rest)
     return made("where", made("eq", rest, zero, dtype=torch.bool), made("mul", left, zero), rest)
+
+
+def _power_of_two(value: Op) -> Value | None:
+    """A power of two by an integer, as a float32 of these bits; None where it may be another number."""
+    base, exponent = value.args
+    if value.dtype != torch.float32 or not isinstance(base, Const) or base.number != 2.0:
+        return None
+    whole = exponent.args[0] if isinstance(exponent, Op) and exponent.name == "cast" else None
+    if whole is None or whole.dtype.is_floating_point:
+        return None
+    low, high = value_bounds(whole)
+    if not isinstance(low, int) or not isinstance(high, int) or low <= -_BIAS or high > _BIAS:
+        return None
+    places = whole if whole.dtype == torch.int32 else Op("cast", (whole,), torch.int32)
+    biased = Op("add", (places, Const(_BIAS, torch.int32)), torch.int32)
+    return Op("bitcast", (Op("lshift", (biased, Const(_DIGITS, torch.int32)), torch.int32),), torch.float32)
 
 
 def _is(value: Value, wanted: Neutral | None) -> bool:

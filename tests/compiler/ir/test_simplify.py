@@ -148,6 +148,25 @@ def test_words_stay_of_32_bits(value, expected):
     assert torch.equal(evaluated(made), evaluated(value))
 
 
+@pytest.mark.parametrize(
+    ("exponent", "bits_of_it"),
+    [
+        (op("bitwise_and", W, c(127, I32)), True),
+        (op("sub", op("bitwise_and", W, c(127, I32)), c(126, I32)), True),
+        (op("sub", op("bitwise_and", W, c(127, I32)), c(127, I32)), False),  # subnormal
+        (op("bitwise_and", W, c(255, I32)), False),  # infinite
+        (op("bitwise_and", cast(W, torch.uint8), c(127, torch.uint8)), True),
+        (op("bitwise_and", N, c(63, I64)), True),
+        (W, False),
+    ],
+)
+def test_powers_of_two_by_few_integers(exponent, bits_of_it):
+    value = op("pow", c(2.0), cast(exponent, F32))
+    made = simplify(value)
+    assert ("bitcast" in str(made)) == bits_of_it
+    assert torch.equal(evaluated(made), evaluated(value))
+
+
 @pytest.mark.parametrize("name", ["remainder", "fmod"])
 @pytest.mark.parametrize("by", [1, -1])
 def test_integers_leave_no_rest_of_one(name, by):
