@@ -125,8 +125,20 @@ template <class X> INLINE X op_abs(X a) {
   else return (X)((Bits<X>)a & ~(Elem<Bits<X>>)((u64)1 << (sizeof(Elem<X>) * 8 - 1)));
 }
 template <class X> INLINE X op_sign(X a) { return convert<X>((a < 0) - (a > 0)); }
-template <class X> INLINE X op_maximum(X a, X b) { return (a != a) | (a > b) ? a : b; }
-template <class X> INLINE X op_minimum(X a, X b) { return (a != a) | (a < b) ? a : b; }
+// The instructions give b where one is NaN: where that is a, it is kept.
+#if defined(MASKS) && !defined(__clang__)
+#define KEPT(NAME, X, a, b) \
+  if constexpr ((Elem<X>)0.5 != 0 && sizeof(Elem<X>) == 4 && Count<X> == 16) \
+    return __builtin_ia32_##NAME##ps512_mask(a, b, a, __builtin_ia32_cmpps512_mask(a, a, 7, (u16)-1, 4), 4); \
+  if constexpr ((Elem<X>)0.5 != 0 && sizeof(Elem<X>) == 4 && Count<X> == 8) \
+    return __builtin_ia32_##NAME##ps256_mask(a, b, a, __builtin_ia32_cmpps256_mask(a, a, 7, (u8)-1)); \
+  if constexpr ((Elem<X>)0.5 != 0 && sizeof(Elem<X>) == 8 && Count<X> == 8) \
+    return __builtin_ia32_##NAME##pd512_mask(a, b, a, __builtin_ia32_cmppd512_mask(a, a, 7, (u8)-1, 4), 4);
+#else
+#define KEPT(NAME, X, a, b)
+#endif
+template <class X> INLINE X op_maximum(X a, X b) { KEPT(max, X, a, b) return (a != a) | (a > b) ? a : b; }
+template <class X> INLINE X op_minimum(X a, X b) { KEPT(min, X, a, b) return (a != a) | (a < b) ? a : b; }
 template <class X> INLINE X op_lshift(X a, X b) {
   if constexpr (sizeof(Elem<X>) < 4) {
     typedef V<i32, Count<X>> I;

@@ -18,6 +18,7 @@ from support.kernels import (
 from support.thorough import one_row_in
 
 from regraft.compiler.codegen import cpp
+from regraft.compiler.codegen.cpp.compiler import find_compiler
 from regraft.compiler.codegen.cpp.kernel_text import kernel_text
 from regraft.compiler.ir.index.index import add, mul
 from regraft.compiler.ir.ops import OPS
@@ -340,6 +341,24 @@ def test_integers_are_divided_exactly(dtype, target):
         kernels, run_compiled_all(kernels, [given] * len(kernels), cpp.target(target)), expected, strict=True
     ):
         assert torch.equal(made["out"], want), one.name
+
+
+@pytest.mark.skipif(TARGETS[0] != "avx512", reason="other processors have other instructions")
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_extrema_are_an_instruction_each(dtype):
+    """Beside it is a comparison, for NaN, and no choice between two vectors."""
+    made = instructions(lambda x, y: torch.maximum(torch.minimum(x, y), x + 1), *torch.ones(2, 640, dtype=dtype))
+    assert "vmaxp" in made and "vminp" in made
+    assert "blend" not in made or "clang" in find_compiler().version
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@one_unit()
+def test_extrema_beside_wide_integers(dtype):
+    """Half as many lanes, of which some are NaN on either side."""
+    x, y = torch.randn(2, 77, dtype=dtype)
+    x[::3], y[::4] = math.nan, math.nan
+    compiled_agrees(lambda x, y, i: (torch.maximum(x, y) * i, torch.minimum(x, y) * i), x, y, torch.arange(77))
 
 
 @pytest.mark.skipif(TARGETS[0] != "avx512", reason="other processors have other instructions")
