@@ -140,19 +140,19 @@ def _plan(product: Product, lanes: int) -> _Plan | None:
               for place in range(packed))  # fmt: skip
         values = (weight,) if packed == 1 else tuple(Rewriter(_chosen)(substitute(weight, {step: k})) for k in at)
         for deep, var in ((True, outer), (False, product.column)):
-            if all(_is_side_by_side(value, var, lanes) for value in values):
+            if all(_is_side_by_side(value, var, lanes, product.column) for value in values):
                 return _Plan(deep, outer, values, apart)
     return None
 
 
-def _is_side_by_side(value: Value, var: Var, lanes: int) -> bool:
+def _is_side_by_side(value: Value, var: Var, lanes: int, column: Var) -> bool:
     """Whether what a value reads lies side by side along a loop, or is one number for all lanes; some of it does.
 
     Where numbers of a small table lie does not matter. Lanes may also share words, in an order that all vectors have.
     """
     dependence, strides = Dependence(), list[object]()
     for part in walk([value]):
-        if _reads_both(part):
+        if _reads_both(part, dependence, column):
             return False
         if isinstance(part, (Load, Number)) and not _is_chosen(part, var, dependence):
             strides += [_stride(part, at, var, lanes, dependence) for at in indices_of(part) or [0]]
@@ -175,12 +175,18 @@ def _is_of_data(number: Any, var: Var, dependence: Dependence) -> bool:
     return all(isinstance(atom, Loaded) for atom in own)
 
 
-def _reads_both(part: Value) -> bool:
-    """Whether a place that lanes do not know chooses between parts of a weight: each part would be read for both."""
+def _reads_both(part: Value, dependence: Dependence, column: Var) -> bool:
+    """Whether a place that lanes do not know chooses between parts of a weight: each part would be read for both.
+
+    Columns that are bits of the same bytes (`cat([p & 15, p >> 4])`) read these once.
+    """
     if not isinstance(part, Op) or part.name != "where" or not isinstance(part.args[0], Op):
         return False
-    by_place = part.args[0].name == "eq" and isinstance(part.args[0].args[0], Number)
-    return by_place and all(any(isinstance(below, Load) for below in walk([side])) for side in part.args[1:])
+    place = part.args[0].args[0]
+    if part.args[0].name != "eq" or not isinstance(place, Number):
+        return False
+    one, other = ({below for below in walk([side]) if isinstance(below, Load)} for side in part.args[1:])
+    return bool(one and other) and not (dependence.of(place) <= {column} and one == other)
 
 
 def _is_chosen(part: Value, var: Var, dependence: Dependence) -> bool:

@@ -210,6 +210,18 @@ SPELLINGS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
         lambda x, w, s: F.linear(x, (torch.cat([(w >> n) & 3 for n in (0, 2, 4, 6)], 1).to(x.dtype) - 1) * s[:, None]),
         [random(N, K // 4, dtype=torch.uint8), SCALE],
     ),
+    "halves of columns": (
+        lambda x, w, s: F.linear(x, (torch.cat([w >> 4, w & 15]).to(x.dtype) - 8) * s[:, None]),
+        [random(N // 2, K, dtype=torch.uint8), SCALE],
+    ),
+    "quarters of columns": (
+        lambda x, w, s: F.linear(x, torch.cat([(w & 3 << n) >> n for n in (0, 2, 4, 6)]).to(x.dtype) - 1) * s,
+        [random(N // 4, K, dtype=torch.uint8), SCALE],
+    ),
+    "halves of columns side by side": (
+        lambda x, w, s: x @ ((torch.cat([w & 15, w >> 4], 1).to(x.dtype) - 8) * s),
+        [random(K, 32, dtype=torch.uint8), random(64) * 0.01],
+    ),
     "numbers of a table": (
         lambda x, w, s, table: F.linear(x, table[halves(w).long()] * s[:, None]),
         [random(N, K // 2, dtype=torch.uint8), SCALE, random(16)],
