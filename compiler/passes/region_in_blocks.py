@@ -97,7 +97,10 @@ class RegionInBlocks:
             for user in node.users
             if kinds.get(user) not in (LARGE, LOSS, TURNED) and user not in results and user not in sources
         }
-        return min(readers.union(self.region.ends), key=self._place.__getitem__)
+        readers |= {*self.region.ends}
+        if not readers:  # of what blocks have replaced
+            raise UnmappedLogitsError("nobody reads the loss")
+        return min(readers, key=self._place.__getitem__)
 
     def _is_local(self, node: fx.Node) -> bool:
         return self.region.kinds.get(node) in (LARGE, ROW, LOSS, TURNED)
@@ -108,6 +111,7 @@ class RegionInBlocks:
     def _move(self, roots: list[fx.Node], is_local: Callable[[fx.Node], bool], ends: list[fx.Node]) -> None:
         """Have what the blocks read computed before them."""
         _, given = self.region.needed_by([*roots], is_local)
+        given |= {*self.region.product.all_input_nodes}  # another product's results may be read before this one is
         if ends:
             copied = self._copied(given)
             given = {one for node in copied for one in node.all_input_nodes} | given

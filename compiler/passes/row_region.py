@@ -333,11 +333,11 @@ class _Finding:
             return kind == TOTAL and node in self._backward
         if op_name(node) in SAME | {"aten.slice"}:
             return self._enter_whole(node, operand, slices)
-        if op_name(node) in _BY_INDEX or sizes[-1:] in ((), (1,)):
+        if op_name(node) not in _BY_INDEX and all(known_equal(size, 1) for size in sizes[:-1]):
+            return not sizes or sizes[-1] in (1, region.columns)
+        if op_name(node) in _BY_INDEX or sizes[-1] == 1:
             self._by_row.append(node)
             return True
-        if all(known_equal(size, 1) for size in sizes[:-1]):
-            return known_equal(sizes[-1], region.columns)
         return known_equal(product(sizes), product(made)) and self._enter_whole(node, operand, slices)
 
     def _enter_whole(self, node: fx.Node, operand: fx.Node, slices: Slices) -> bool:

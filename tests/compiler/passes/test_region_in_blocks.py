@@ -120,6 +120,10 @@ REDUCED = {
     "scaled by row": lambda z, t: F.cross_entropy(flat(z * torch.arange(1.0, ROWS[1] + 1)[:, None]), t.view(-1)),
     "unlikely": lambda z, t: -(1 - z.softmax(-1).gather(-1, t.clamp(min=0)[..., None]) + 1e-5).log().mean(),
     "smoothed by ones": lambda z, t: F.cross_entropy(flat(z), flat(torch.ones_like(z) / CLASSES)),
+    "distilled, of clamped logits": lambda z, t: (
+        F.cross_entropy(flat(z.clamp(-1, 1)), t.view(-1), reduction="none").sum() / 7 + distilled(z.clamp(-1, 1), t)
+    ),
+    "shifted, with numbers for all": lambda z, t: z_loss(z, t) + 1e-2 * (z[:, :-1] ** 2).sum(-1).mean() * WEIGHTS[0],
     "with its hits": lambda z, t: F.cross_entropy(flat(z), t.view(-1)) + (z.argmax(-1) == t).float().mean(),
 }  # fmt: skip
 AGAIN = ("preferred",)
