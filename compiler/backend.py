@@ -30,7 +30,7 @@ from ..rewrites.compat import (
     ships_with_torch,
 )
 from ..rewrites.compat.attention import guard_backends
-from ..rewrites.compat.autograd import keep_saved, places, tell_strides
+from ..rewrites.compat.autograd import differentiated, forget_differentiated, keep_saved, places, tell_strides
 from ..rewrites.compat.dynamo import complete_torch, forget_fixed_floats, leave_to_python, on_reset
 from ..rewrites.compat.guards import guard_the_rest
 from ..rewrites.compat.logs import code_is_logged, log_code
@@ -157,7 +157,7 @@ class Compilation:
             explained=explained,
         )
         self._code = GraphCode(self.record, options, self._contained, self._faults, self._stages, observe)
-        self._gm, self._inputs = gm, len(example_inputs)
+        self._gm, self._inputs, self._differentiated = gm, len(example_inputs), differentiated()
         self._nested = 0.0  # seconds of graphs that were compiled while differentiating
         self._backward: Callable[..., Any] | None = None
         self._raised: Exception | None = None  # by a stage of ours within AOTAutograd
@@ -173,8 +173,8 @@ class Compilation:
 
         If `watched`, calls whose inputs share memory otherwise than now run the program as it was written.
         """
+        gm, inputs = self._gm, self._example_inputs
         try:
-            gm, inputs = self._gm, self._example_inputs
             lying = Lying.of(gm, inputs) if watched else None
             with left_out(self.options.without):
                 compiled = twice_differentiable(self._contained.run(self._run), gm, inputs, self.record)
@@ -189,7 +189,8 @@ class Compilation:
             self._faults.tell("compiling the program", "it runs as it was written", error, stage="differentiate")
             self.record.applied.clear()
             publish(self.record)
-            return self._gm
+            forget_differentiated(self._differentiated)
+            return gm
         finally:
             # A backward that is not compiled yet refers to this object, which must not keep parameters alive.
             del self._gm, self._example_inputs
@@ -230,8 +231,7 @@ class Compilation:
 
     def _as_written(self, code: str, why: str) -> Callable[..., Any]:
         """Dynamo's graph itself."""
-        message = f"{why} computed by the program as it was written"
-        self.record.fallbacks.append(Fallback("capture", code, message))
+        self.record.fallbacks.append(Fallback("capture", code, f"{why} computed by the program as it was written"))
         publish(self.record)
         self._tell()
         return self._gm
@@ -352,6 +352,7 @@ class Compilation:
             found.clear()  # they are found again in the parts
         message = f"AOTAutograd cannot trace a derivative, which needs values: {str(error).partition(chr(10))[0]}"
         self.record.fallbacks.append(Fallback("differentiate", "in-parts", message))
+        forget_differentiated(self._differentiated)
         return parts
 
     def _unrewritten(self, written: Captured, error: Exception) -> Callable[..., Any]:
@@ -365,8 +366,7 @@ class Compilation:
             if isinstance(without, PassFailedError) or self._faults.is_signal(without):
                 raise
             return self._undifferentiated(written, without)
-        what, outcome = "compiling the rewritten program", "the program runs as it was written"
-        self._faults.tell(what, outcome, error, stage="differentiate")
+        self._faults.tell("compiling the rewritten program", "it runs as it was written", error, stage="differentiate")
         return compiled
 
     def _undifferentiated(self, captured: Captured, error: Exception) -> Callable[..., Any]:
@@ -376,6 +376,7 @@ class Compilation:
         of symbols. Errors of the program itself are raised when it runs.
         """
         self.record.applied.clear()
+        forget_differentiated(self._differentiated)
         if error is self._raised:
             self._faults.tell("compiling the program", "the program runs uncompiled", error, stage="differentiate")
             return captured.graph_module

@@ -103,6 +103,23 @@ def aot_compile(  # noqa: PLR0913 - a compiler for each kind of graph, and how t
         )
 
 
+def differentiated() -> int:
+    """How many graphs AOTAutograd has been given, as it counts them."""
+    from torch._dynamo.utils import counters
+
+    return counters["aot_autograd"]["total"]
+
+
+def forget_differentiated(count: int) -> None:
+    """Say that AOTAutograd was given as many graphs as before, since one runs as it was written after all.
+
+    Dynamo's splitting for DDP asks whether the number has grown, and reads what AOTAutograd has found out if so.
+    """
+    from torch._dynamo.utils import counters
+
+    counters["aot_autograd"]["total"] = count
+
+
 def has_saved_tensor_hooks() -> bool:
     """Whether what autograd saves now goes through hooks of the user's."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

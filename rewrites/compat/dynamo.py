@@ -160,11 +160,14 @@ def forget_fixed_floats() -> None:
 
     Where AOTAutograd could not keep a float symbolic, Dynamo traces the program again with its value, and from then on
     takes floats with this name for constants, in all programs: it compiles them anew for each value, and writes 0.0 for
-    -0.0.
+    -0.0. While it splits a graph for DDP it needs them for the parts to come: without them it would begin anew at each.
     """
     from torch._dynamo.symbolic_convert import TensorifyState
+    from torch._guards import TracingContext
 
-    TensorifyState.clear()
+    context = TracingContext.try_get()
+    if context is None or not context.fakify_first_call:
+        TensorifyState.clear()
 
 
 _BROADCASTS = frozenset(("infer_size", "_broadcast_shapes", "_broadcast_in_dim_meta"))  # functions of torch
