@@ -48,7 +48,7 @@ SETTING_UP = {
     "as_backward", "as_forward", "as_saved", "default_dtype", "is_fake", "requires_grad",
     "relying", "forms_of_gradients", "at_eagers_place", "sizes_unread", "ships_with_torch",
     "graph_break", "usual_calls", "no_leaves", "refusals", "_refused", "twice_differentiable",
-    "versions_written", "writes_inputs",
+    "versions_written", "writes_inputs", "differentiated",
 }  # fmt: skip
 
 
