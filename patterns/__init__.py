@@ -22,9 +22,10 @@ def default_rules() -> RuleSet:
     from .padding import padded_product
     from .rotary import rotary
     from .shifted_bytes import shifted_bytes
+    from .token_mixing import token_mixing
 
     return RuleSet([
         sdpa, sdpa_with_weights, rms_norm, layer_norm, gelu, gelu_tanh, silu, mish, rotary, batch_norm,
-        picked_log_softmax, merged_linear, identity, idempotent, reordered_twice, padded_product, byte_convolution,
-        byte_product, shifted_bytes, int8_weight, int4_weight, linear, convolution,
+        picked_log_softmax, token_mixing, merged_linear, identity, idempotent, reordered_twice, padded_product,
+        byte_convolution, byte_product, shifted_bytes, int8_weight, int4_weight, linear, convolution,
     ])  # fmt: skip

@@ -45,5 +45,6 @@ UNSAMPLED: dict[tuple[str, str], str] = {
     ("convolution", "guard one_dtype"): "test_convolution.py::test_operands_of_other_dtypes_are_refused",
     # Samples of rules after autograd have no gradients, and a pattern has no other products in between.
     ("merged_linear", "guard trained_apart"): "test_merging.py::test_trained_weights_stay_apart",
+    ("token_mixing", "guard not_trained"): "test_token_mixing.py::test_trained_weights_are_left",
     ("merged_linear", "guard nearby"): "test_merging.py::test_products_far_apart",
 }

@@ -60,6 +60,7 @@ _LANES = 16  # fewest neighboring elements that an access should read
 _TILE = (64, 64)  # tile of a transposition
 _WINDOW = 16  # most elements of a window that one lane goes through
 _GATHERED = 8192  # most elements of a block whose rows lie beside each other by an index
+_ACROSS = 16384  # the same of one whose rows are stored in columns
 _NARROW_BYTES = 2  # bytes of values of which a lane has twice as many
 _MANY = 4  # times that many programs from which on each needs fewer lanes
 _PAIRS = (64, 32)  # rows and columns of a tile whose elements are compared each with each
@@ -199,7 +200,21 @@ def _rows_at_once(
     """Rows of a block; more where neighboring rows share sectors of memory (see above)."""
     offsets = [access.offset for access in accesses(body) if not access.stored]
     across = any(_near_by_index(x, loops[-1], leaf[-1]) for leaf in inner if loops and leaf for x in offsets)
-    return max(1, POINTWISE // block, min(_LANES, _GATHERED // block) if across else 0)
+    most = _GATHERED if across else _ACROSS if _stores_across(loops, inner, body) else 0
+    return max(1, POINTWISE // block, min(_LANES, most // block))
+
+
+def _stores_across(loops: tuple[Var, ...], inner: Sequence[tuple[Var, ...]], body: tuple[Statement, ...]) -> bool:
+    """Whether results of rows are stored in columns: neighbors in memory are results of rows beside each other.
+
+    for i: for j < 196: fold (for k < 768: ... x[768*j + k]); for k < 768: y[j + 196*k] = ...
+    """
+    dependence, last = Dependence(), {leaf[-1] for leaf in inner if leaf}
+    if not loops or not _is_long(loops[-1]):
+        return False
+    stored = [(a.offset, a.inner) for a in accesses(body) if a.stored and a.inner is not None and a.inner in last]
+    near = [(offset, var) for offset, var in stored if dependence.stride(offset, loops[-1], _LANES) == 1]
+    return any(dependence.stride(offset, var, _LANES) not in (0, 1) for offset, var in near)
 
 
 def _is_long(var: Var) -> bool:

@@ -43,6 +43,21 @@ def test_rows_that_begin_anywhere_are_those_of_one_warp(rows, length, dtype, exp
     assert blocks(softmax, torch.empty(rows, length, dtype=dtype)) == expected
 
 
+def turned_norm(x):
+    return F.layer_norm(x, x.shape[-1:]).transpose(1, 2).contiguous()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((32, 196, 768), (16, 1024, 16)),  # 16 results of two bytes are what memory moves together
+        ((32, 200, 2000), (8, 2048, 16)),
+    ],
+)
+def test_rows_that_are_stored_in_columns_fill_sectors(sizes, expected):
+    assert blocks(turned_norm, torch.empty(sizes, dtype=HALF)) == expected
+
+
 def test_but_not_windows():
     """Rows beside each other share elements: a lane's neighbours read what it reads."""
     _, _, warps = blocks(lambda x: F.avg_pool1d(x, 25, 1, 12), torch.empty(32, 7, 336, dtype=HALF))
