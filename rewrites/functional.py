@@ -4,6 +4,7 @@
     add_(scores, wider)                       ->   to(add(scores, wider), dtype of scores)
     masked_fill_(scores, mask, 0)             ->   masked_fill(scores, mask, 0), laid out as scores
     dropout(x, p, train=False)                ->   x
+    index_put_(scores[:, :], mask, 0)         ->   index_put_(scores, mask, 0)  the parts are the whole
     full_like(scores, -inf)                   ->   full([S, S], -inf)          see `unread`
 
 Writes that anyone could observe (to inputs, to what has other aliases in use) stay as they are, and so do those that
@@ -24,8 +25,8 @@ from .editor import infer
 from .effects import unseen, wants_gradient
 from .graph import is_tensor, op_name, val
 from .layout import restore_layout, same_layout
-from .purity import is_random, storages
-from .symbolic import same_shape
+from .purity import erase_dead, is_random, storages
+from .symbolic import known_equal, same_shape
 from .unread import asks_shape_alone
 
 
@@ -48,6 +49,36 @@ def functionalize_temporaries(graph: fx.Graph) -> int:
         for node in inplace
         if not _keeps_history(node, shared := [aliases[m] for m in memory[node]], hidden)
     )
+
+
+def write_to_whole_tensors(graph: fx.Graph) -> int:
+    """Let calls that write to a slice which is all of a tensor write to the tensor; how many.
+
+    ``scores[:, :, mask] = 0`` slices dims of symbolic sizes, those of known sizes it leaves out. What reads the tensor
+    afterwards reads the call, as it does where a program writes without slices.
+    """
+    writes = [n for n in graph.nodes if writes_self(n) and not n.users and _whole(n.args[0]) is not n.args[0]]
+    position = {node: i for i, node in enumerate(graph.nodes)} if writes else {}
+    for node in writes:
+        view, base = node.args[0], _whole(node.args[0])
+        assert isinstance(view, fx.Node), node
+        node.replace_input_with(view, base)
+        node.meta["val"] = val(base)
+        base.replace_all_uses_with(node, delete_user_cb=lambda user, at=position[node]: position[user] > at)
+        erase_dead(graph, [view])
+    return len(writes)
+
+
+def _whole(view: Any) -> Any:
+    """The tensor that the program makes, all of which a slice of a slice ... gives; itself for anything else."""
+    while isinstance(view, fx.Node) and view.target is torch.ops.aten.slice.Tensor:
+        x = view.args[0]
+        if not isinstance(x, fx.Node) or x.op != "call_function" or not same_layout(val(x), val(view)):
+            return view
+        if not known_equal(val(x).storage_offset(), val(view).storage_offset()):
+            return view
+        view = x
+    return view
 
 
 def remove_inactive_dropout(graph: fx.Graph) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .functional import functionalize_temporaries, remove_inactive_dropout
+from .functional import functionalize_temporaries, remove_inactive_dropout, write_to_whole_tensors
 from .graph import op_name, val
 from .mirror import Mirror
 from .purity import is_pure
@@ -22,7 +22,8 @@ from .walk import recompiles
 def simplified(graph_module: fx.GraphModule) -> int:
     """Make the simplifications that keep every bit of a program; returns how many."""
     graph = graph_module.graph
-    return functionalize_temporaries(graph) + remove_inactive_dropout(graph) + free_what_is_not_read(graph)
+    changed = write_to_whole_tensors(graph) + functionalize_temporaries(graph)
+    return changed + remove_inactive_dropout(graph) + free_what_is_not_read(graph)
 
 
 def normalize(normalizer: Normalizer) -> None:

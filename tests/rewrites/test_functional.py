@@ -5,7 +5,7 @@ from support.engine import X, capture, ops
 from support.thorough import one_row_in
 
 from regraft.rewrites.effects import mark_gradients
-from regraft.rewrites.functional import functionalize_temporaries, remove_inactive_dropout
+from regraft.rewrites.functional import functionalize_temporaries, remove_inactive_dropout, write_to_whole_tensors
 from regraft.rewrites.verifier import verify_graph
 
 
@@ -153,6 +153,51 @@ def test_in_two_steps():
 def test_views_made_after_the_write_follow_it():
     module, count = functional(lambda a: torch.exp(a).add_(1).view(-1).relu_())
     assert count == 2 and ops(module) == ["exp", "add", "view", "relu"]
+
+
+def _all_of(x, *dims, start=0, end=2**63 - 1, step=1):
+    """A part of a tensor as programs slice symbolic sizes: all of it by default."""
+    for dim in dims:
+        x = torch.ops.aten.slice.Tensor(x, dim, start, end, step)
+    return x
+
+
+def _written_through(*dims, read_view=False, **part):
+    def program(a):
+        e = torch.exp(a)
+        view = _all_of(e, *dims, **part)
+        view.mul_(3)
+        return (view + e if read_view else e).softmax(-1)
+
+    return program
+
+
+def _to_an_input(a):
+    _all_of(a, 0, 1).mul_(2)
+    return a + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (_written_through(0), 1),
+        (_written_through(0, 1), 1),
+        (_written_through(0, end=X.shape[0]), 1),
+        (_written_through(0, read_view=True), 0),
+        (_written_through(0, start=1), 0),
+        (_written_through(1, end=1), 0),
+        (_written_through(0, step=2), 0),
+        (_to_an_input, 0),
+    ],
+)
+def test_writes_through_slices_of_all_write_to_the_tensor(function, expected):
+    """Programs with symbolic sizes slice where others do not: `scores[:, :, mask] = -inf`."""
+    module = capture(function, X)
+    write_to_whole_tensors(module.graph)
+    assert functionalize_temporaries(module.graph) == expected
+    module.recompile()
+    x, y = X.clone(), X.clone()
+    assert torch.equal(module(x), function(y)) and torch.equal(x, y)
 
 
 def written_wider(a):
