@@ -23,6 +23,7 @@ from torch import fx
 
 from ...rewrites.graph import op_name, shape, val
 from ...rewrites.moves import ALIASES, REORDERS
+from ...rewrites.symbolic import concrete
 from .logit_maps import LogitMaps, UnmappedLogitsError, mapped, returned
 from .row_factors import RowFactors, row_factors
 
@@ -86,6 +87,8 @@ def _found(loss: fx.Node, backward: Set[fx.Node]) -> LinearCrossEntropy:
     if op_name(logs) != "aten._log_softmax" or reduction not in (NONE, MEAN, SUM) or val(target).dtype != torch.int64:
         raise UnmappedLogitsError("the loss is none of a log_softmax and int64 targets")
     assert isinstance(logs, fx.Node)
+    if not all(map(concrete, shape(logs))):
+        raise UnmappedLogitsError("the number of rows is symbolic")
     maps = mapped(logs.args[0])  # type: ignore[arg-type]
     product = maps.product
     if not _is_plain(product, logs) or any("recompute" in node.meta for node in (*maps.values, logs)):

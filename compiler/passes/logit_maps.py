@@ -22,6 +22,7 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, op_name, shape, val
 from ...rewrites.moves import ALIASES, COPIES, RESHAPES
+from ...rewrites.symbolic import concrete
 from .row_factors import followers, is_zero, linear_in, moved
 
 aten = torch.ops.aten
@@ -145,7 +146,15 @@ def _has_columns(node: fx.Node, columns: Any) -> bool:
 def normalized(sizes: Any, dim: Any, start: Any, end: Any, stride: Any) -> tuple[Any, ...]:
     """A slice, as what it is cut from, the dim, and the places that it keeps."""
     dim = dim % len(sizes)
-    return (tuple(sizes), dim, range(sizes[dim])[slice(start, end, stride)])
+    sizes, places = ([val(one) if isinstance(one, fx.Node) else one for one in given]
+                     for given in (sizes, (start, end, stride)))  # fmt: skip
+    kept = range(sizes[dim])[slice(*places)] if all(map(concrete, (sizes[dim], *places))) else (*map(_written, places),)
+    return (tuple(map(_written, sizes)), dim, kept)
+
+
+def _written(size: Any) -> Any:
+    """A number, or the formula of a symbolic one, to be compared without a guard."""
+    return size if concrete(size) else size.node.expr
 
 
 # -- backward ---------------------------------------------------------------------------------------------------------

@@ -29,11 +29,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import is_tensor, op_name, shape, val
 from ...rewrites.moves import RESHAPES
 from ...rewrites.purity import erase_dead
-from ...rewrites.symbolic import hint, known_equal
+from ...rewrites.sizes import SizeTable
+from ...rewrites.symbolic import concrete, hint, known_equal
 from ...rewrites.walk import recompiles
 from ..autograd.joint_graph import backward_nodes, mark_recomputed
 from .linear_cross_entropy import MEAN, NONE, SUM, LinearCrossEntropy, LossGradients, find
@@ -98,6 +100,8 @@ def loss_in_blocks(graph_module: fx.GraphModule) -> int:
         elif found.bytes >= _LARGE and len(_blocks(found.rows)) > 1:
             _Writing(editor, found).write()
             count += 1
+    if any(not concrete(size) for product in products for size in shape(product)):
+        _compute_sizes(graph)
     for product in products:
         size = hint(val(product).numel() * val(product).element_size())
         if product.users and product not in backward and size is not None and size >= _LARGE:
@@ -130,6 +134,18 @@ def _reduce_in_blocks(editor: Editor, product: fx.Node, others: dict[fx.Node, st
     return 1
 
 
+def _compute_sizes(graph: fx.Graph) -> None:
+    """Have sizes that are read of values computed from those of inputs, so that the values need not be made."""
+    sizes = SizeTable(graph)
+    for node in graph.find_nodes(op="call_function", target=aten.sym_size.int):
+        if node.args[0].op != "placeholder" and hint(val(node)) is not None:
+            with graph.inserting_before(node):
+                computed = sizes.node(val(node))
+            if computed is not node:
+                node.replace_all_uses_with(computed)
+                graph.erase_node(node)
+
+
 def _losses_of(product: fx.Node) -> set[fx.Node]:
     """The losses of what has a product's columns, and the logarithms that they read."""
     found, waiting = {product}, [product]
@@ -155,13 +171,20 @@ def _is_large(loss: fx.Node) -> bool:
     return size is not None and size >= _LARGE
 
 
-def _blocks(rows: Any, count: int | None = None) -> list[tuple[int, int]]:
+def _blocks(rows: Any, count: Any = None) -> list[tuple[Any, Any]]:
     """The first and the last row of each block.
 
-    A block has about as many rows as a row has elements, so that its logits are no larger than the weight.
+    A block has about as many rows as a row has elements, so that its logits are no larger than the weight. If the
+    number of rows changes between calls, there are as many blocks as the first call needs, and all grow with it; calls
+    with fewer than two rows for each block have another graph.
     """
     count, depth = shape(rows)[0] if count is None else count, shape(rows)[1]
-    blocks = min(math.ceil(count / max(_FEWEST, depth)), _MOST)
+    blocks = min(math.ceil(hint(count) / max(_FEWEST, depth)), _MOST)
+    if not concrete(count):
+        even = count // blocks
+        if hint(even) < 2 or not compat.takes_guards(count.node.shape_env) or not even >= 2:
+            return [(0, count)]
+        return [(k * even, (k + 1) * even if k + 1 < blocks else count) for k in range(blocks)]
     rows = math.ceil(count / blocks / _EVEN) * _EVEN
     return [(start, min(start + rows, count)) for start in range(0, count, rows)]
 

@@ -8,7 +8,6 @@ soon as a block's logits are known. If not (a loss that is no sum over rows: pre
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Callable, Iterable, Set
 from typing import Any
@@ -19,6 +18,7 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, op_name, shape, val
 from ...rewrites.moves import RESHAPES
+from ...rewrites.symbolic import known_equal, product, same_shape
 from ..autograd.joint_graph import mark_recomputed
 from .linear_cross_entropy import MEAN
 from .logit_maps import UnmappedLogitsError
@@ -50,7 +50,7 @@ class RegionInBlocks:
     """
 
     def __init__(
-        self, editor: Editor, region: RowRegion, backward: Set[fx.Node], spans: list[tuple[int, int]], add: Any
+        self, editor: Editor, region: RowRegion, backward: Set[fx.Node], spans: list[tuple[Any, Any]], add: Any
     ) -> None:
         self.call, self.cast, self.editor = editor.call, editor.cast, editor
         self.region, self._backward, self._spans, self._add = region, backward, spans, add
@@ -140,7 +140,7 @@ class RegionInBlocks:
         local, given = region.needed_by([*region.ends], self._is_local)
         copied = self._copied(given)
         numbers = {node for node in copied if node.op == "placeholder"}
-        if len(numbers) != 1 or any(math.prod(shape(node)) != 1 for node in numbers):
+        if len(numbers) != 1 or not all(known_equal(product(shape(node)), 1) for node in numbers):
             return None
         follow = {*copied, *(node for node in local if node in incoming)}
         if not all(self._is_linear(node, follow) for node in follow - numbers - {*region.ends}):
@@ -206,7 +206,7 @@ class RegionInBlocks:
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def _write_block(
-        self, rows: fx.Node, span: tuple[int, int], number: fx.Node | None, results: dict[fx.Node, list[fx.Node]],
+        self, rows: fx.Node, span: tuple[Any, Any], number: fx.Node | None, results: dict[fx.Node, list[fx.Node]],
         units: _Ends,
     ) -> RowsOfBlock:  # fmt: skip
         region, product = self.region, self.region.product
@@ -251,7 +251,7 @@ class RegionInBlocks:
         return functools.reduce(lambda a, b: self.call(aten.add.Tensor, a, b), parts)
 
     def _sized(self, value: fx.Node, like: fx.Node) -> fx.Node:
-        return value if shape(value) == shape(like) else self.call(aten.view.default, value, [*shape(like)])
+        return value if same_shape(shape(value), shape(like)) else self.call(aten.view.default, value, [*shape(like)])
 
     def cut(self, value: Any) -> fx.Node:
         """The rows of a matrix that are left after all slices."""
@@ -329,7 +329,7 @@ class RegionInBlocks:
                 elif (
                     is_tensor(node)
                     and len(shape(node)) == 2
-                    and (shape(node)[1] == self.region.columns or op_name(node) == "aten.slice")
+                    and (known_equal(shape(node)[1], self.region.columns) or op_name(node) == "aten.slice")
                 ):
                     mark_recomputed(node, True)
 

@@ -27,7 +27,7 @@ from torch import fx
 
 from ...rewrites.graph import arguments, is_tensor, op_name, shape, val
 from ...rewrites.moves import ALIASES, COPIES, EXPANDS, REORDERS, RESHAPES
-from ...rewrites.symbolic import known_equal, product, same_shape
+from ...rewrites.symbolic import concrete, hint, known_equal, product, same_shape
 from .linear_cross_entropy import MEAN, NONE, SUM
 from .logit_maps import Slices, UnmappedLogitsError, normalized
 from .row_factors import is_zero
@@ -107,7 +107,7 @@ def _operands(node: fx.Node) -> list[fx.Node]:
 def find_region(large: fx.Node, backward: Set[fx.Node]) -> RowRegion:
     """What is computed from a product's results; `UnmappedLogitsError` if something needs these whole."""
     made: torch.Tensor = val(large)
-    known = all(isinstance(size, int) and size for size in made.shape) and made.shape[-1] > 1
+    known = all(map(_is_size, made.shape)) and concrete(made.shape[-1]) and made.shape[-1] > 1
     if large.kwargs or not made.is_floating_point() or not known:
         raise UnmappedLogitsError(_SIZES)
     if op_name(large) == "aten.addmm" and len(shape(large.args[0])) != 1:  # type: ignore[arg-type]
@@ -284,7 +284,7 @@ class _Finding:
             known = all(same_shape(shape(operand), one) for operand in args[2:4])  # type: ignore[arg-type]
             return is_zero(args[0]) and _is_last(args[1], one) and known
         if name in EXPANDS:
-            return shape(args[0])[-1:] in ((1,), ())  # type: ignore[arg-type]
+            return all(known_equal(size, 1) for size in shape(args[0])[-1:])  # type: ignore[arg-type]
         return name in SAME or is_pointwise(node) or is_filled(node)
 
     def _enter_slice(self, node: fx.Node) -> bool:
@@ -334,8 +334,8 @@ class _Finding:
         if op_name(node) in SAME | {"aten.slice"}:
             return self._enter_whole(node, operand, slices)
         if op_name(node) not in _BY_INDEX and all(known_equal(size, 1) for size in sizes[:-1]):
-            return not sizes or sizes[-1] in (1, region.columns)
-        if op_name(node) in _BY_INDEX or sizes[-1] == 1:
+            return not sizes or known_equal(sizes[-1], 1) or known_equal(sizes[-1], region.columns)
+        if op_name(node) in _BY_INDEX or known_equal(sizes[-1], 1):
             self._by_row.append(node)
             return True
         return known_equal(product(sizes), product(made)) and self._enter_whole(node, operand, slices)
@@ -355,7 +355,7 @@ class _Finding:
 
     def _has_columns(self, node: fx.Node) -> bool:
         sizes = shape(node)
-        return len(sizes) > 1 and all(isinstance(n, int) and n for n in sizes) and sizes[-1] == self._region.columns
+        return len(sizes) > 1 and all(map(_is_size, sizes)) and known_equal(sizes[-1], self._region.columns)
 
     # -- numbers of rows ----------------------------------------------------------------------------------------------
 
@@ -373,6 +373,11 @@ class _Finding:
         if op_name(node) not in EXPANDS or not self._has_columns(node):
             return False
         return same_shape(shape(node.args[0]), (*shape(node)[:-1], 1))  # type: ignore[arg-type]
+
+
+def _is_size(size: Any) -> bool:
+    """Whether a size is known, but for symbols with examples, and not 0."""
+    return bool(size) if concrete(size) else hint(size) is not None
 
 
 def _is_last(dim: Any, sizes: tuple[Any, ...]) -> bool:

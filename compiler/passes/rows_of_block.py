@@ -5,7 +5,6 @@ LARGE values are [R, V] for a block of R rows, ROW values [R, 1], whatever their
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, op_name, shape, val
 from ...rewrites.moves import EXPANDS
+from ...rewrites.symbolic import hint, known_equal, product, same_shape
 from .linear_cross_entropy import MEAN, NONE, SUM
 from .recompute_softmax import ROWS
 from .row_region import GIVEN, LARGE, PRODUCTS, REDUCTIONS, ROW, SAME, TOTAL, RowRegion
@@ -38,7 +38,7 @@ class RowsOfBlock:
 
     def __init__(
         self, region: RowRegion, editor: Editor, whole: Callable[[fx.Node], fx.Node],
-        local: Callable[[fx.Node], bool], cut: Callable[[fx.Node], fx.Node], span: tuple[int, int], block: fx.Node,
+        local: Callable[[fx.Node], bool], cut: Callable[[fx.Node], fx.Node], span: tuple[Any, Any], block: fx.Node,
     ) -> None:  # fmt: skip
         self._region, self._editor, self.span = region, editor, span
         self.whole, self.local, self._cut = whole, local, cut
@@ -54,10 +54,10 @@ class RowsOfBlock:
 
     def rows_of(self, value: fx.Node, columns: int) -> fx.Node:
         """The block's rows of a value that all rows have, as a matrix."""
-        key = (value, columns)
+        key = (value, hint(columns))
         if key not in self._cuts:
             rows = self._region.rows
-            if shape(value) != (rows, columns):
+            if not same_shape(shape(value), (rows, columns)):
                 if not val(value).is_contiguous():
                     value = self._call(aten.clone.default, value, memory_format=torch.contiguous_format)
                 value = self._call(aten.view.default, value, [rows, columns])
@@ -74,7 +74,8 @@ class RowsOfBlock:
     def _again(self, node: fx.Node) -> fx.Node:
         name, kinds = op_name(node), self._region.kinds
         if kinds[node] == GIVEN:
-            return self.rows_of(self.whole(node), self._region.columns)
+            value = self.whole(node)
+            return self.rows_of(self._cut(value) if node in self._region.slices else value, self._region.columns)
         if is_filled(node):
             value = val(node)
             return self._call(aten.full.default, [1, 1], filling(node), dtype=value.dtype, device=value.device)
@@ -85,7 +86,7 @@ class RowsOfBlock:
         if name in EXPANDS:
             value = self._operand(node.args[0], node)
             columns = self._region.columns if kinds[node] == LARGE else 1
-            return self._call(aten.expand.default, value, [self.span[1] - self.span[0], columns])
+            return self._call(aten.expand.default, value, [shape(self.made[0])[0], columns])
         written: Any = _WRITTEN.get(name)
         if written is not None:
             return written(self, node)  # type: ignore[no-any-return]
@@ -103,17 +104,17 @@ class RowsOfBlock:
         sizes, made = shape(operand), shape(node)
         operand = self.whole(operand)
         if self._region.kinds[node] == LARGE:
-            if math.prod(sizes[:-1]) == 1:
+            if known_equal(product(sizes[:-1]), 1):
                 return operand if len(sizes) < 2 else self._call(aten.view.default, operand, [sizes[-1]])
-            if sizes[-1] == self._region.columns and math.prod(sizes) == math.prod(made):
+            if known_equal(sizes[-1], self._region.columns) and known_equal(product(sizes), product(made)):
                 return self.rows_of(operand, self._region.columns)
             made = (*made[:-1], 1)
-        elif math.prod(sizes) == 1:
+        elif known_equal(product(sizes), 1):
             return operand if not sizes else self._call(aten.view.default, operand, [1])
         return self.rows_of(self._spread(operand, made), 1)
 
     def _spread(self, value: fx.Node, sizes: Any) -> fx.Node:
-        return value if shape(value) == tuple(sizes) else self._call(aten.expand.default, value, [*sizes])
+        return value if same_shape(shape(value), sizes) else self._call(aten.expand.default, value, [*sizes])
 
     def product(self, node: fx.Node) -> fx.Node:
         """The block's rows of another product."""

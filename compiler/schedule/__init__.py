@@ -34,7 +34,7 @@ from .legality import FusionRefusal, can_fuse
 from .log import FusionLog
 from .merge_slices import join_parts
 from .narrow_integers import narrow_integers
-from .profit import guessing, score_fusion, touched, written
+from .profit import bytes_of, guessing, score_fusion, touched, written
 from .result import Schedule
 from .shared_launches import share_launches
 from .split import split_reductions
@@ -72,7 +72,8 @@ def _scheduled(program: Program, fuse: bool, target: Target) -> Schedule:
         items, buffers = narrow_integers(items, buffers, program.outputs)
     if fuse:
         buffers = as_folds_read(items, buffers, program.outputs)
-        items = end_early(items, buffers, program.outputs)
+        with guessing(program.examples):
+            items = end_early(items, buffers, program.outputs)
     program = split_reductions(Program(buffers, items, program.outputs, program.examples), target)
     steps, log = _fused(program, fuse, target)
     log.inlined.extend(inlined)
@@ -97,7 +98,9 @@ def _fused(program: Program, fuse: bool, target: Target) -> tuple[list[Step], Fu
     flat = [flatten(i, program.buffers) if isinstance(i, Definition) else i for i in items]
     kept = {*program.outputs, *(name for name, b in program.buffers.items() if b.kind != "made")}
     kept |= {name for i in items if isinstance(i, Extern) for name in (*i.reads, *i.writes)}
-    fuser = Fuser(flat, program.buffers, frozenset(kept), target)
+    with guessing(program.examples):  # memory is that of the example: calls with more take more in any case
+        memory = {name: bytes_of(buffer) for name, buffer in program.buffers.items()}
+    fuser = Fuser(flat, program.buffers, frozenset(kept), target, memory)
     steps = fuser.run(rounds=None if fuse else 0)
     if fuse and target.packs:
         steps = pack_calls(steps, program.buffers, program.outputs, fuser.axes, target)

@@ -73,16 +73,19 @@ class Fuser:
         buffers: the buffers of the program.
         kept: buffers that must exist in any case: outputs, inputs, operands of calls.
         target: the target of the kernels.
+        memory: how much memory each buffer takes; by default as estimates of time take it.
     """
 
     def __init__(
-        self, items: Sequence[Item], buffers: Mapping[str, Buffer], kept: frozenset[str], target: Target = CPU
-    ) -> None:
+        self, items: Sequence[Item], buffers: Mapping[str, Buffer], kept: frozenset[str], target: Target = CPU,
+        memory: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
         self.log = FusionLog()
         self._target = target
         self.axes = Axes()
         self._keys, self._kept = count(), kept
         self._weights = {name: bytes_of(b) for name, b in buffers.items()}
+        self._memory = self._weights if memory is None else memory
         self._buffers = buffers
         self._steps: dict[int, Step] = {}
         self._effects: dict[int, ItemEffects] = {}
@@ -248,7 +251,7 @@ class Fuser:
         names = frozenset().union(*(one.reads for one in late)) - frozenset().union(*(one.writes for one in late))
         made = {name for name in names - touched(second) if self._buffers[name].kind == "made"}
         free = {name: max(map(self._place, self._users[name])) for name in made}
-        return sum(self._weights[name] for name, place in free.items() if place < calls[-1])
+        return sum(self._memory[name] for name, place in free.items() if place < calls[-1])
 
     def _delayed(self, first: Group, second: Group) -> set[int]:
         """The keys of a group and of what follows from it, as far as it comes after another then."""

@@ -17,7 +17,7 @@ from regraft.compiler.passes.registry import refusals
 from regraft.compiler.schedule import early_ends, fusion
 
 from ...support.joint_pass import JointPass
-from .test_loss_in_blocks import CLASSES, ROWS, WEIGHTS, WIDTH, Head, compared, flat, given, results, small  # noqa: F401
+from .test_loss_in_blocks import CLASSES, LOSSES, ROWS, WEIGHTS, WIDTH, Head, compared, flat, given, results, small  # noqa: F401
 
 TEACHER = torch.randn(WIDTH, CLASSES, generator=torch.Generator().manual_seed(5))
 
@@ -79,7 +79,8 @@ def spread(z, t):
 
 
 def teacher_of(z):
-    return torch.linspace(-2, 2, z.shape[:-1].numel() * WIDTH, dtype=z.dtype).view(*z.shape[:-1], WIDTH) @ TEACHER.to(z)
+    hidden = (torch.arange(z.shape[:-1].numel() * WIDTH) * 5 % 11 - 5) / 4
+    return hidden.to(z.dtype).view(*z.shape[:-1], WIDTH) @ TEACHER.to(z)
 
 
 def distilled(z, t):
@@ -260,8 +261,9 @@ def test_what_stays_as_it_is(reason, loss):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("loss", ["smoother of trainers", "preferred"])
-def test_generated_code_frees_a_block_before_the_next(monkeypatch, loss):
+def test_generated_code_frees_a_block_before_the_next(monkeypatch, loss, dynamic):
     """Compiled whole: no two blocks' logits are in memory together, neither in the forward nor in the backward."""
     for where, name in ((early_ends, "_MUCH"), (fusion, "_HELD")):
         monkeypatch.setattr(where, name, 256)
@@ -269,7 +271,8 @@ def test_generated_code_frees_a_block_before_the_next(monkeypatch, loss):
     model, (x, target) = Head(REDUCED[loss]), given()
     torch.compiler.reset()
     with regraft.coverage() as cov:
-        compiled = torch.compile(model, backend="regraft", options={"debug": True, "rules": ()})
+        options = {"debug": True, "rules": (), "strict": True}
+        compiled = torch.compile(model, backend="regraft", dynamic=dynamic, options=options)
         ours = results(model, compiled, x, target)
     torch.testing.assert_close(ours, results(model, model, x, target))
     for part in ("forward", "backward") if loss in AGAIN else ("forward",):
@@ -282,3 +285,45 @@ def test_generated_code_frees_a_block_before_the_next(monkeypatch, loss):
         assert len(made) == 4
         for (_, logits), (following, _) in itertools.pairwise(made):
             assert max(k for k, line in enumerate(lines) if re.search(rf"\b{logits}\b", line)) < following
+
+
+OF_ANY_LENGTH = {
+    name: (LOSSES | REDUCED)[name]
+    for name in ("flat", "shifted logits", "weights, another index", "rows masked",
+                 "divided, soft caps, cast, shifted", "scaled by column",
+                 "smoothed", "smoother of trainers", "z-loss", "selected", "with an entropy", "distilled rows",
+                 "soft targets", "preferred", "focal", "of unit length", "smoothed by ones", "with its hits")
+}  # fmt: skip
+
+
+def made_of_all_rows(graph):
+    """The tensors of all rows and classes that a graph makes, or of what is left of the rows after a slice."""
+    values = [node.meta.get("val") for node in graph.graph.nodes]
+    many = [v.shape for v in values if isinstance(v, torch.Tensor) and v.dim() > 1 and v.shape[-1] == CLASSES]
+    return [sizes for sizes in many if any(isinstance(n, torch.SymInt) for n in sizes) and "//" not in str(sizes)]
+
+
+@one_row_in(2)
+@pytest.mark.parametrize("loss", OF_ANY_LENGTH)
+def test_numbers_of_rows_that_change_between_calls(loss):
+    """One graph for all but the shortest, of fewer than two rows for each block."""
+    model, found = Head(OF_ANY_LENGTH[loss], bias=loss == "smoothed"), JointPass(loss_in_blocks)
+    compiled = torch.compile(model, backend=found, dynamic=True, fullgraph=True)
+    for batch, length in ((3, 20), (5, 37), (4, 9), (3, 200), (2, 5), (4, 2), (3, 1)):
+        torch.manual_seed(length)
+        x, target = torch.randn(batch, length, WIDTH, requires_grad=True), torch.randint(0, CLASSES, (batch, length))
+        target[0, : length // 4] = -100
+        if loss == "preferred" and batch < 3:
+            continue
+        ours, theirs = results(model, compiled, x, target), results(model, model, x, target)
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+        if length == 200:
+            assert found.count == 1
+            assert not [sizes for graph in found.graphs.values() for sizes in made_of_all_rows(graph)]
+
+
+def test_another_product_is_read_whole_beside_the_blocks():
+    model, (x, target) = Head(lambda z, t: distilled_rows(z, t) + teacher_of(z).sort(-1)[0].mean()), given()
+    found, ours, theirs = compared(model, x, target)
+    assert found.count == 1
+    torch.testing.assert_close(ours, theirs)
