@@ -6,7 +6,7 @@ Results are shared, storage and all: that is for mirrors only, where nobody asks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -66,6 +66,11 @@ def key_of(value: Any) -> Hashable:
     if isinstance(value, _PLAIN):
         return (type(value).__name__, repr(value) if isinstance(value, (float, complex)) else value)
     raise Unknown
+
+
+def key_of_sizes(sizes: Iterable[Any]) -> Hashable:
+    """A key of sizes: where symbolic ones are long, their text is long in the making."""
+    return tuple(n.node.expr if isinstance(n, torch.SymInt) and hasattr(n.node, "expr") else n for n in sizes)
 
 
 def _tensor_key(value: torch.Tensor) -> Hashable:

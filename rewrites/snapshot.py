@@ -8,7 +8,7 @@ They are taken only while a coverage block is open: reports draw them, nothing e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from .graph import nodes_in, op_name, val
+from .memo import key_of_sizes
 from .reason import Site, site_of
 from .record import Region, Snapshot, SnapshotNode
 
@@ -38,7 +39,7 @@ def snapshot(graph: fx.Graph, name: str, stage: str, regions: Iterable[Region] =
                 name=node.name,
                 op=_operator(node),
                 inputs=tuple(position[n] for n in node.all_input_nodes),
-                type=type_text(val(node)),
+                type=tables.type(node),
                 site=tables.site(node),
                 module=tables.module(node),
                 rule=node.meta.get("regraft_rule") or "",
@@ -61,6 +62,17 @@ class _Tables:
         self.sites: dict[Site, int] = {}
         self.modules: dict[str, int] = {}
         self._by_trace: dict[str, int] = {}
+        self._types: dict[Hashable, str] = {}
+
+    def type(self, node: fx.Node) -> str:
+        """`type_text`, once for each dtype and shape: symbolic sizes may be long."""
+        value = val(node)
+        if not isinstance(value, torch.Tensor):
+            return type_text(value)
+        key = (value.dtype, key_of_sizes(value.shape))
+        if key not in self._types:
+            self._types[key] = type_text(value)
+        return self._types[key]
 
     def site(self, node: fx.Node) -> int:
         trace = node.meta.get("stack_trace") or ""

@@ -6,7 +6,7 @@ the position of the match's first output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch import fx
 
 from . import compat
 from .editor import Editor, RewriteError
-from .graph import is_tensor, nodes_in, shape, val
+from .graph import is_tensor, nodes_in, val
 from .legality import Application
+from .memo import key_of_sizes
 from .mirror import Mirror
 from .symbolic import hint
 from .tracing import Level, record
@@ -114,9 +115,9 @@ def _recompute_alike(made: Sequence[fx.Node], matched: Sequence[fx.Node], output
             node.meta["recompute"] = marked[_columns(node)]
 
 
-def _columns(node: fx.Node) -> tuple[str, ...]:
-    """The last two sizes of a value, as text: they may be symbolic."""
-    return tuple(map(str, shape(node)[-2:])) if is_tensor(node) else ()
+def _columns(node: fx.Node) -> Hashable:
+    """A key of the last two sizes of a value: they may be symbolic."""
+    return key_of_sizes(val(node).shape[-2:]) if is_tensor(node) else ()
 
 
 def _outputs(node: fx.Node) -> list[Any]:

@@ -35,6 +35,7 @@ class EqualSizes:
     """
 
     def __init__(self, guards: Iterable[Any] = (), symbols: Collection[str] = ()) -> None:
+        self.indices: dict[Any, Any] | None = None  # what expressions are as indices, while a program is lowered
         self.replaced: dict[Any, Any] = {}
         self.divisors: dict[Any, int] = {}
         self._symbols = symbols
@@ -143,8 +144,9 @@ def equal_sizes() -> EqualSizes:
 @contextmanager
 def equating(known: EqualSizes) -> Iterator[None]:
     """Lower a program of which this is known."""
-    token = _KNOWN.set(known)
+    token, known.indices = _KNOWN.set(known), {}
     try:
         yield
     finally:
+        known.indices = None
         _KNOWN.reset(token)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -38,12 +38,27 @@ def number(value: Any) -> Any:
         Unlowered: the number is known when run only.
     """
     if isinstance(value, torch.SymInt):
-        node = value.node
-        # What tracing broadcast is 1 under a guard, however it is spelled.
-        if not node.expr.is_Symbol and hint(value) == 1 and known_equal(value, 1):
-            return 1
-        return from_sympy(node.expr, getattr(node, "shape_env", None))
+        environment = getattr(value.node, "shape_env", None)
+        return _remembered((_index, value.node.expr, environment), lambda: _index(value, environment))
     return int(value)
+
+
+def _index(value: torch.SymInt, shape_env: Any) -> Any:
+    expr = value.node.expr
+    # What tracing broadcast is 1 under a guard, however it is spelled.
+    if not expr.is_Symbol and hint(value) == 1 and known_equal(value, 1):
+        return 1
+    return from_sympy(expr, shape_env)
+
+
+def _remembered(key: Any, make: Callable[[], Any]) -> Any:
+    """What `make` gives, once for each key of a program: its layers repeat sizes, and parts of long ones."""
+    indices = equal_sizes().indices
+    if indices is None:
+        return make()
+    if key not in indices:
+        indices[key] = make()
+    return indices[key]
 
 
 def examples(value: Any) -> dict[str, int]:
@@ -75,6 +90,10 @@ def from_sympy(expr: Any, shape_env: Any) -> Any:
     """
     if expr.is_Integer:
         return int(expr)
+    return _remembered((_from_sympy, expr, shape_env), lambda: _from_sympy(expr, shape_env))
+
+
+def _from_sympy(expr: Any, shape_env: Any) -> Any:
     known = equal_sizes()
     if expr in known.replaced:
         return from_sympy(known.replaced[expr], shape_env)

@@ -10,7 +10,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from regraft.compiler.ir.index.index import Index, Late, atoms
 from regraft.compiler.ir.value import Op
+from regraft.compiler.lowering import sizes as lowered_sizes
 from regraft.compiler.lowering.core import Unlowered, cast, const, contiguous, number
+from regraft.compiler.lowering.equal_sizes import EqualSizes, equating
 from regraft.compiler.lowering.sizes import real
 from regraft.rewrites.compat import new_fake_mode
 
@@ -45,6 +47,20 @@ def test_pieces_of_what_was_padded(sizes):
 def test_ranges_come_from_the_shape_environment(sizes):
     ((monomial, _),) = number(sizes[0]).terms
     assert monomial[0].low == 2
+
+
+def test_a_program_asks_about_each_expression_once(sizes, monkeypatch):
+    """Layers repeat sizes, and long sizes have parts in common: time must not grow with either."""
+    asked = []
+    monkeypatch.setattr(lowered_sizes, "_is_within", lambda expr, _: asked.append(expr) or True)
+    part = (sizes[0] + 1) // 2
+    with equating(EqualSizes()):
+        once = [number(part * 3), number(part + sizes[1])]
+        first = list(asked)
+        assert [number(part * 3), number(part + sizes[1])] == once
+    assert asked == first and len(set(first)) == len(first) > 2
+    number(part)
+    assert len(asked) > len(first)  # another program may know other things
 
 
 def test_floats(sizes):
