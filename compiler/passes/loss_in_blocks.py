@@ -15,6 +15,8 @@ row of logits is reduced to, and are written by blocks as well: `row_region` fin
 Neither the logits nor their gradient are stored as a whole. The loss is one number: as soon as a block's logits are
 known, so are its gradients, but for a common factor. They are computed at that point. Sums over blocks are in single
 precision.
+If the number of rows changes between calls (dynamic sizes), the number of blocks is that of the first call, and a block
+has that part of the rows, whatever there are: of n blocks, logits take 1/n of the memory of all logits.
 The pass runs on the joint graph before it is split, and on inference graphs, which have no gradients.
 Liger's kernels (https://arxiv.org/abs/2410.10989) compute gradients together with the loss in the same way.
 """

