@@ -11,6 +11,7 @@ of a process, and the greatest relative difference of its losses from the first 
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import statistics
@@ -175,6 +176,7 @@ def compared(way: str, backends: list[str], size: str, mesh: DeviceMesh) -> None
     made, rows = {}, {}
     for backend in backends:
         torch._dynamo.reset()
+        gc.collect()  # what earlier ways leave in cycles would be freed within the peak of this one
         made[backend] = Training(way, backend, size, mesh)
         rows[backend] = made[backend].begin()
     times: dict[str, list[float]] = {backend: [] for backend in backends}
