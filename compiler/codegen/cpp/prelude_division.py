@@ -43,9 +43,9 @@ template <class X> INLINE X truncdiv_lanes(X a, X b) {
 // number that it lacks 1 / b to, where these have two bits more than a and b: the one below is nearer.
 // (gcc 12 fails to convert halves of a vector of 64 bytes.)
 #if defined(MASKS)
-#define WIDEST 8
+constexpr int MOST_QUOTIENTS = 8;
 #else
-#define WIDEST 4
+constexpr int MOST_QUOTIENTS = 4;
 #endif
 template <class X> INLINE X whole_quotient(X a, X b) {
   constexpr int N = Count<X>;
@@ -53,7 +53,7 @@ template <class X> INLINE X whole_quotient(X a, X b) {
   typedef V<f64, N> Wide;
   if constexpr (sizeof(Elem<X>) <= 2) {
     return convert<X>(convert<V<i32, N>>(convert<Narrow>(a) / convert<Narrow>(b)));
-  } else if constexpr (sizeof(Elem<X>) == 4 && N > WIDEST) {
+  } else if constexpr (sizeof(Elem<X>) == 4 && N > MOST_QUOTIENTS) {
     V<i32, N / 2> half[2], by[2];
     __builtin_memcpy(half, &a, sizeof a), __builtin_memcpy(by, &b, sizeof b);
     for (int k = 0; k < 2; ++k) half[k] = whole_quotient(half[k], by[k]);

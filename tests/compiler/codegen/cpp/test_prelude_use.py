@@ -3,9 +3,11 @@
 import importlib
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
+import regraft
 from regraft.compiler.codegen.cpp import can_build
 from regraft.compiler.codegen.cpp.compiler import find_compiler
 from regraft.compiler.codegen.cpp.prelude_use import definitions_of, used_of
@@ -99,3 +101,12 @@ def test_most_of_the_prelude_is_left_out_of_a_small_kernel():
     source = build.source_of(['extern "C" void k(float* x) { x[0] = op_exp(x[0]); }'], target("generic"))
     assert len(source.text) < 0.3 * len(whole)
     assert "op_sinh" not in source.text and "op_exp" in source.text
+
+
+def test_no_template_declares_what_is_a_macro_of_the_prelude():
+    """The preprocessor would replace the name by the macro: the kernels would not compile."""
+    folder = Path(regraft.__file__).parent / "compiler"
+    texts = [path.read_text() for path in folder.rglob("*.py")]
+    declared = {name for text in texts for name in re.findall(r"^constexpr \w+ ([A-Z_0-9]+)\b", text, re.M)}
+    macros = {name for text in texts for name in re.findall(r"^#define ([A-Z_0-9]+)\b", text, re.M)}
+    assert declared and macros and not declared & macros
