@@ -59,7 +59,7 @@ def key_of(value: Any) -> Hashable:
         return ("dict", *((k, key_of(v)) for k, v in value.items()))
     if isinstance(value, slice):
         return ("slice", key_of((value.start, value.stop, value.step)))
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and hasattr(value.node, "expr"):
         return (type(value).__name__, value.node.expr)
     if isinstance(value, torch.Tensor):
         return _tensor_key(value)

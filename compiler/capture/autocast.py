@@ -21,6 +21,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...rewrites import compat
+from ...rewrites.memo import Memo
 
 _CONVERTED = "converted"
 SOURCE_META = ("stack_trace", "nn_module_stack")
@@ -36,6 +37,7 @@ class ExplicitAutocast(dict):
     def __init__(self, table: dict[Any, Callable[..., Any]]) -> None:
         super().__init__(table)
         self._as_is: Any = None
+        self._memo = Memo()
 
     def __contains__(self, target: object) -> bool:
         if not compat.autocast_on():
@@ -54,10 +56,15 @@ class ExplicitAutocast(dict):
         key = compat.autocast_kernel(target, _devices(args, kwargs))
         if key is not None:
             return compat.run_kernel(target, key, args, kwargs)
-        if compat.is_composite(target) and _casts_inside(target, args, kwargs):
+        if compat.is_composite(target) and self._casts_inside(target, args, kwargs):
             return target.decompose(*args, **kwargs)
         self._as_is = target  # The recorder looks up this call again, and records it this time.
         return target(*args, **kwargs)
+
+    def _casts_inside(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """`_casts_inside`, which calls the operator twice, once for each operator and metadata: layers repeat."""
+        state = (target, torch.is_grad_enabled(), *enabled_scopes())
+        return self._memo.get(state, (args, kwargs), lambda: _casts_inside(target, args, kwargs))
 
 
 def _devices(args: Any, kwargs: Any) -> list[str]:

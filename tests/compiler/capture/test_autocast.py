@@ -9,6 +9,7 @@ from support.thorough import one_row_in
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import regraft  # noqa: F401 - the backend
+from regraft.compiler.capture import autocast as capture_autocast
 from regraft.compiler.capture.autocast import ExplicitAutocast
 from regraft.rewrites import compat
 
@@ -79,3 +80,22 @@ def test_default_dtype_of_an_autocast_inside_changes():
             assert compiled(torch.ones(4, 4)).dtype == dtype
     finally:
         torch.set_autocast_dtype("cpu", before)
+
+
+def test_an_operator_is_looked_into_once_for_layers_alike(monkeypatch):
+    looked = []
+    inside = capture_autocast._casts_inside
+    monkeypatch.setattr(capture_autocast, "_casts_inside", lambda *call: looked.append(call[0]) or inside(*call))
+
+    def layers(x):
+        compat.wrap_decompositions(compat.recorder(), ExplicitAutocast)
+        for _ in range(3):
+            x = torch.einsum("ij,kj->ik", x, x)
+        with torch.autocast("cpu", torch.float16):
+            return torch.einsum("ij,kj->ik", x, x)
+
+    with compat.new_fake_mode(None), torch.autocast("cpu", torch.bfloat16):
+        made = make_fx(layers, pre_dispatch=True)(torch.empty(3, 3))
+    assert looked.count(torch.ops.aten.einsum.default) == 3, looked  # of float32, of bfloat16, and for float16
+    kept = made.graph.find_nodes(op="call_function", target=torch.ops.aten.einsum.default)
+    assert len(kept) == 2  # those of bfloat16, in which nothing is cast
