@@ -10,7 +10,7 @@ that follows (derivatives, what is saved for the backward, results) is traced wi
 
     _ITERATED      what torch's iterator over elements chooses for operands that are broadcast
     _DENSE_ROWS    contiguous
-    _IMAGES        channels last where the input is
+    _IMAGES        channels last where the input is (torch 2.14 says otherwise of group norms)
     _LIKE          as an operand lies
     _transformed   as MKL lays out Fourier transforms (torch 2.11 says otherwise)
     _indexed       by the same iterator, an indexed tensor standing still along the dims of its indices
@@ -444,11 +444,11 @@ _DENSE_ROWS_ANYWHERE = "all.dims angle any.dims isin one_hot rrelu"  # of comple
 _IMAGES = (  # the input's layout of images is kept
     "channel_shuffle max_unpool2d reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d "
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
-    "_native_batch_norm_legit_no_training roll"
+    "_native_batch_norm_legit_no_training native_group_norm roll"
 )
 _SECOND_IMAGES = (  # of a gradient and an input, that of the input is
     "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward replication_pad3d_backward "
-    "native_batch_norm_backward"
+    "native_batch_norm_backward native_group_norm_backward"
 )
 _LIKE_ANYWHERE = (
     "zeros_like ones_like full_like empty_like rand_like randn_like randint_like _to_copy flip hardtanh index_put "
