@@ -53,7 +53,7 @@ def _reordered(node: fx.Node) -> tuple[fx.Node | None, int, fx.Node | None]:
     if len(found) != 1 or not is_tensor(x) or not isinstance(found[0][1], fx.Node) or not is_tensor(found[0][1]):
         return None, 0, None
     ((dim, index),) = found
-    known = all(isinstance(size, int) for size in (*val(x).shape, *val(x).stride()))
+    known = all(isinstance(size, int) for size in (*val(x).shape, *val(x).stride(), *val(index).shape))
     fits = known and val(x).is_contiguous() and tuple(val(index).shape) == (val(x).shape[dim],)
     return (x, dim, index) if fits else (None, 0, None)  # type: ignore[return-value]
 

@@ -15,7 +15,8 @@ from torch import fx
 
 from ...rewrites.compat import argument
 from ...rewrites.editor import Editor
-from ...rewrites.graph import is_tensor, op_name, val
+from ...rewrites.graph import is_tensor, op_name, shape, val
+from ...rewrites.symbolic import known_equal
 from ...rewrites.walk import replaces_calls
 
 aten = torch.ops.aten
@@ -40,7 +41,7 @@ def check_picked_rows(editor: Editor, node: fx.Node) -> fx.Node | None:
 def _checked(editor: Editor, index: fx.Node, rows: int) -> fx.Node:
     """Places of so many rows that were checked, the same for all that are picked by one index."""
     for read in index.users:
-        if op_name(read.args[0]) == "aten.arange" and len(val(read.args[0])) == rows:
+        if op_name(read.args[0]) == "aten.arange" and known_equal(shape(read.args[0])[0], rows):
             found = next((user for user in read.users if user.target is aten.clamp.default), None)
             if found is not None:
                 return found
