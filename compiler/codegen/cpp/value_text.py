@@ -344,8 +344,9 @@ class CppValues:
         """Gather elements; whole vectors are read and selected from if the places turn out to be near each other."""
         assert self.vectors is not None
         lanes, pointer, span = self.vectors.lanes, self.names.buffers[buffer], self.names.spans.get(buffer)
-        own = self._own(offset)
-        if isinstance(span, int) and 1 < span <= 2 * lanes and own == offset and _is_loaded(own) and fits_short(own):
+        own, whole = self._own(offset), buffer not in self.vectors.expanded  # else lanes have elements of their own
+        few = whole and isinstance(span, int) and 1 < span <= 2 * lanes
+        if few and own == offset and _is_loaded(own) and fits_short(own):
             return f"looked_up<{span}, {lanes}>({pointer}, {self.short_offsets(own, copy)})"
         near = span is not None and fits_short(own) and self._is_regular(own) and self._is_near(own)
         if buffer in self.vectors.expanded or not near:
