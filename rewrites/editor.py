@@ -187,7 +187,7 @@ def _with_dims_of_one(x: torch.Tensor, sizes: Sequence[Any]) -> torch.Tensor | N
 
     torch's metadata asks first whether dims lie side by side, which is not known of symbolic strides.
     """
-    if x.layout != torch.strided or 0 in x.shape:
+    if x.layout != torch.strided or any(known_equal(size, 0) for size in x.shape):
         return None
     at, inserted = 0, []
     for dim, size in enumerate(sizes):
